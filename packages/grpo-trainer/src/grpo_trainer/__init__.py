@@ -1,0 +1,1 @@
+"""SFT and fully asynchronous GRPO for coding agents."""

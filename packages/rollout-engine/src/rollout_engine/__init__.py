@@ -1,0 +1,1 @@
+"""Runs groups of agent attempts against SGLang engines and keeps every finished one."""

@@ -1,0 +1,1 @@
+"""Isolated sandboxes for coding agents behind one gRPC contract."""

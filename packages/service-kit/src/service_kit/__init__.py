@@ -1,0 +1,1 @@
+"""Servers, channels, errors, config and telemetry shared by Tailrace's services."""

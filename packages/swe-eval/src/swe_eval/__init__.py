@@ -1,0 +1,1 @@
+"""Coding tasks, honest grading and pass@k with error bars."""

@@ -1,0 +1,1 @@
+"""The tailrace command: demo, up, status, doctor, report."""

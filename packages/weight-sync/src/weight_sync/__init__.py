@@ -1,0 +1,1 @@
+"""Publishes policy versions to inference engines: an engine that reports v holds exactly v."""
