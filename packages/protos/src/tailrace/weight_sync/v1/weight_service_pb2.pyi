@@ -51,18 +51,24 @@ class AcquirePublisherRequest(_message.Message):
 
     RUN_FIELD_NUMBER: _builtins.int
     HOLDER_FIELD_NUMBER: _builtins.int
+    KNOWN_NUMBER_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     holder: _builtins.str
     """Free text for people: host and pid."""
+    known_number: _builtins.int
+    """The highest number this publisher knows of, from its checkpoint; 0: none. Numbers go on above it
+    even if the service has lost its state.
+    """
     def __init__(
         self,
         *,
         run: _builtins.str = ...,
         holder: _builtins.str = ...,
+        known_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder", b"holder", "known_number", b"known_number", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,12 +158,29 @@ Global___AnnounceRequest: _TypeAlias = AnnounceRequest  # noqa: Y015
 class AnnounceResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    HELD_NUMBERS_FIELD_NUMBER: _builtins.int
+    TARGET_NUMBERS_FIELD_NUMBER: _builtins.int
+    SETTLED_FIELD_NUMBER: _builtins.int
+    settled: _builtins.bool
+    """False just after a start of the service, when receivers may not have reported yet: prune nothing."""
+    @_builtins.property
+    def held_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Versions that live engines hold."""
+
+    @_builtins.property
+    def target_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Versions that live engines are being brought to."""
+
     def __init__(
         self,
+        *,
+        held_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        target_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        settled: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_numbers", b"held_numbers", "settled", b"settled", "target_numbers", b"target_numbers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -358,6 +381,9 @@ class EngineReport(_message.Message):
     ACTIVATE_S_FIELD_NUMBER: _builtins.int
     PAUSE_S_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     url: _builtins.str
     state: Global___EngineState.ValueType
     version: _builtins.int
@@ -367,6 +393,12 @@ class EngineReport(_message.Message):
     activate_s: _builtins.float
     pause_s: _builtins.float
     error: _builtins.str
+    kind: _builtins.str
+    """As registered: "embedded" or "sglang"."""
+    payload_bytes: _builtins.int
+    """Bytes fetched for the last prepared version."""
+    versions_behind: _builtins.int
+    """Versions announced since the one it holds."""
     def __init__(
         self,
         *,
@@ -378,10 +410,13 @@ class EngineReport(_message.Message):
         activate_s: _builtins.float = ...,
         pause_s: _builtins.float = ...,
         error: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        payload_bytes: _builtins.int = ...,
+        versions_behind: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate_s", b"activate_s", "error", b"error", "pause_s", b"pause_s", "prepare_s", b"prepare_s", "state", b"state", "target_version", b"target_version", "url", b"url", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activate_s", b"activate_s", "error", b"error", "kind", b"kind", "pause_s", b"pause_s", "payload_bytes", b"payload_bytes", "prepare_s", b"prepare_s", "state", b"state", "target_version", b"target_version", "url", b"url", "version", b"version", "versions_behind", b"versions_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -389,6 +424,8 @@ Global___EngineReport: _TypeAlias = EngineReport  # noqa: Y015
 
 @_typing.final
 class ReportEnginesRequest(_message.Message):
+    """Every engine that this host's receiver looks after; replaces its last report."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     HOST_FIELD_NUMBER: _builtins.int
