@@ -1,8 +1,8 @@
-"""Generates packages/protos/src from protos/, and checks that what is committed is what would be generated.
+"""Generates packages/protos/src from protos/, or checks that the committed code is up to date.
 
 Usage: python tools/gen_protos.py [--check]
 
-The generated packages carry no `__init__.py`: `tailrace` is a namespace that other distributions may share.
+The generated packages carry no `__init__.py`: `tailrace` is a namespace package.
 """
 
 from __future__ import annotations

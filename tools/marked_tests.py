@@ -1,0 +1,35 @@
+"""Runs the marked suites that this machine can run, one pytest process per marker.
+
+Usage: python tools/marked_tests.py [MARKER ...]
+
+`slow` needs nothing; `docker`, `sglang` and `megatron` come with set-up of their own. A marker
+without tests is reported and is no failure.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+MARKERS = ("slow", "docker", "sglang", "megatron")
+NO_TESTS_COLLECTED = 5
+
+
+def main() -> int:
+    failed = []
+    for marker in sys.argv[1:] or MARKERS:
+        print(f"-- pytest -m {marker}", flush=True)
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-m", marker], check=False
+        ).returncode
+        if code == NO_TESTS_COLLECTED:
+            print(f"no test carries the marker {marker} yet")
+        elif code != 0:
+            failed.append(marker)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
