@@ -1,0 +1,107 @@
+"""Which versions rebuild which, and which may be deleted."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from weight_sync.errors import AnchorRequired, PayloadMissing
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A version as far as rebuilding it matters."""
+
+    number: int
+    base: int
+    """The version it is a delta of; 0: an anchor."""
+
+
+def chain(links: Mapping[int, Link], target: int, *, held: int = 0) -> list[int]:
+    """Return the versions to fetch and apply, in order, to get to `target`.
+
+    Args:
+        links: every version in the store, by number.
+        target: where to go.
+        held: a version whose verified bytes are at hand; 0: none.
+
+    Returns:
+        Empty if `target` is held; else it starts at the newest anchor on the way, or just after
+        `held`, whichever comes first going back from the target.
+
+    Raises:
+        PayloadMissing: a version on the way is not in the store.
+    """
+    steps: list[int] = []
+    number = target
+    while number != held or held == 0:
+        link = links.get(number)
+        if link is None:
+            raise PayloadMissing(
+                f"version {target} needs version {number}, which is not in the store (held: "
+                f"{held or 'nothing'}). Go to a newer version, or publish an anchor"
+            )
+        steps.append(number)
+        if link.base == 0:
+            break
+        if link.base >= number:
+            raise AnchorRequired(f"version {number} names the later version {link.base} as base")
+        number = link.base
+    return steps[::-1]
+
+
+def retained(
+    links: Mapping[int, Link],
+    *,
+    held: Collection[int],
+    targets: Collection[int],
+    keep_latest: int,
+) -> set[int]:
+    """Return the versions that must stay.
+
+    Kept are the newest `keep_latest` versions and every target in preparation, each with all that
+    rebuilds it from nothing (for late joiners and poisoned engines) and from each held version.
+
+    Args:
+        links: every version in the store, by number.
+        held: versions that live engines hold.
+        targets: versions that live engines are being brought to.
+        keep_latest: at least 1.
+    """
+    if keep_latest < 1:
+        raise ValueError(f"keep_latest must be at least 1, got {keep_latest}")
+    goals = sorted(links)[-keep_latest:] + [number for number in targets if number in links]
+    keep: set[int] = set()
+    for goal in goals:
+        for start in {0, *held}:
+            try:
+                keep.update(chain(links, goal, held=start))
+            except PayloadMissing:
+                # Already broken before this pruning: nothing here can be saved by keeping more.
+                keep.add(goal)
+    return keep
+
+
+def prunable(
+    links: Mapping[int, Link],
+    *,
+    held: Collection[int],
+    targets: Collection[int],
+    keep_latest: int,
+) -> list[int]:
+    """Return what may be deleted, newest first, so that no version outlives its base."""
+    keep = retained(links, held=held, targets=targets, keep_latest=keep_latest)
+    return sorted(links.keys() - keep, reverse=True)
+
+
+def newest_anchor(links: Iterable[Link]) -> int:
+    """Return the number of the newest anchor; 0: there is none."""
+    return max((link.number for link in links if link.base == 0), default=0)
+
+
+def anchor_due(*, since_anchor: int, anchor_every: int) -> bool:
+    """Say whether the next version must be an anchor.
+
+    Args:
+        since_anchor: deltas published since this incarnation's last anchor; -1: it has none.
+        anchor_every: an anchor for each so many versions; 1: every version is one.
+    """
+    return since_anchor < 0 or since_anchor + 1 >= anchor_every

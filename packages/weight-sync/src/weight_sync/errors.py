@@ -1,0 +1,64 @@
+# ruff: noqa: N818 -- the classes are named as what they are, as service_kit's
+"""The errors of weight-sync: when each is raised, and whether trying again can help."""
+
+
+class WeightSyncError(Exception):
+    """Anything this package refuses or fails at; `retryable` says whether a retry can help."""
+
+    retryable = False
+
+
+class ManifestError(WeightSyncError):
+    """A manifest is truncated, of an unknown format, or contradicts itself."""
+
+
+class ChecksumMismatch(WeightSyncError):
+    """Bytes are not the ones the manifest names. Fetching them again can help."""
+
+    retryable = True
+
+
+class PayloadCorrupt(ChecksumMismatch):
+    """A payload's structure makes no sense, so its tensors cannot even be compared."""
+
+
+class PayloadMissing(WeightSyncError):
+    """A file that a manifest or an announcement names is not there: pruned, or not visible yet."""
+
+    retryable = True
+
+
+class StoreFull(WeightSyncError):
+    """The store's file system has no space left for a version."""
+
+    retryable = True
+
+
+class Fenced(WeightSyncError):
+    """A newer incarnation publishes for this run; this publisher must stop."""
+
+
+class NumberNotRising(WeightSyncError):
+    """A version's number is not above every number announced before it."""
+
+
+class AnchorRequired(WeightSyncError):
+    """A delta was announced whose base this incarnation never announced; publish an anchor."""
+
+
+class UnknownCodec(WeightSyncError):
+    """A manifest names a codec that this receiver does not have."""
+
+
+class IllegalTransition(WeightSyncError):
+    """An engine's state has no such event: a bug in the caller."""
+
+
+class EngineError(WeightSyncError):
+    """An engine refused a call, answered nonsense, or did not answer in time."""
+
+    retryable = True
+
+
+class BaseModelUnknown(WeightSyncError):
+    """Nobody says where the model's config and tokenizer files are."""

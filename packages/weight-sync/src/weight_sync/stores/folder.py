@@ -1,0 +1,239 @@
+"""A store in a folder: a shared file system, a local disk or `/dev/shm` alike.
+
+    ROOT/RUN/0000000012-0003/                   number 12, incarnation 3
+        model-<checksum>.safetensors            payload, named by its bytes
+        manifest-<id>.json                      written last: the version exists from here on
+
+Each file is written under a hidden name, synced, renamed, and its folder synced. Files are
+read-only and never change, so a receiver may hard-link them. Two incarnations never share a folder,
+so a publisher that was fenced while asleep can disturb nobody.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import xxhash
+
+from weight_sync.core.manifest import Manifest, PayloadFile, digest
+from weight_sync.errors import ManifestError, PayloadMissing, StoreFull
+from weight_sync.stores.base import Committed
+
+_FOLDER = re.compile(r"(\d{10,})-(\d{4,})")
+_MANIFEST = re.compile(r"manifest-([0-9a-f]{32})\.json")
+_PIECE_BYTES = 1 << 20
+_SPACE_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+
+Step = Callable[[str], None]
+"""Called with the name of each step that changes the file system, just before it."""
+
+
+def no_step(step: str) -> None:
+    """Ignore a step; tests put a crash here instead."""
+
+
+class FolderStore:
+    """Versions as folders under one root. See the module's docstring for the layout."""
+
+    def __init__(self, root: Path, *, sync: bool = True, on_step: Step = no_step) -> None:
+        """Use `root`, which is made at the first write.
+
+        Args:
+            root: the store's folder.
+            sync: sync files and folders before a version counts as committed. Off, a version can
+                be torn by a power cut (not by a killed process); its checksums still tell.
+            on_step: for tests: called before every write, sync and rename.
+        """
+        self.root = root.absolute()
+        self._sync = sync
+        self._on_step = on_step
+
+    @classmethod
+    def from_uri(cls, uri: str) -> "FolderStore":
+        """Open `file:///path` or a plain path."""
+        return cls(path_of(uri))
+
+    @property
+    def uri(self) -> str:
+        """`file://` and the absolute path."""
+        return self.root.as_uri()
+
+    def begin(self, run: str, number: int, incarnation: int) -> "FolderPublication":
+        """Start writing a version in a folder of its own.
+
+        Raises:
+            StoreFull: no space is left.
+        """
+        folder = self.root / run / f"{number:010d}-{incarnation:04d}"
+        self._on_step("mkdir")
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise _space(error, folder, 0) from error
+        return FolderPublication(folder, sync=self._sync, on_step=self._on_step)
+
+    def read_manifest(self, uri: str) -> Manifest:
+        """Read a manifest and compare it with the id in its name."""
+        path = path_of(uri)
+        match = _MANIFEST.fullmatch(path.name)
+        if match is None:
+            raise ManifestError(f"expected a URI ending in manifest-<id>.json, found {uri!r}")
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError as error:
+            raise PayloadMissing(
+                f"no manifest at {path}: it was pruned, or this host does not see the store. "
+                "Go to the newest version, or mount the store at the same path"
+            ) from error
+        if digest(data) != match[1]:
+            raise ManifestError(
+                f"{path}: the content does not match the id in the name; it was cut off or "
+                "changed after it was written. Publish the version again"
+            )
+        return Manifest.from_bytes(data)
+
+    def committed(self, run: str) -> list[Committed]:
+        """Return the committed versions; folders without a manifest are not there."""
+        found = []
+        for number, incarnation, folder in self._folders(run):
+            found += [
+                Committed(run, number, incarnation, path.as_uri())
+                for path in folder.iterdir()
+                if _MANIFEST.fullmatch(path.name)
+            ]
+        return found
+
+    def remove(self, version: Committed) -> None:
+        """Delete a version's folder, its manifest first."""
+        manifest = path_of(version.manifest_uri)
+        with suppress(FileNotFoundError):
+            manifest.unlink()
+        shutil.rmtree(manifest.parent, ignore_errors=True)
+
+    def sweep(self, run: str, *, before_incarnation: int) -> int:
+        """Delete unfinished versions of incarnations before this one."""
+        whole = {path_of(version.manifest_uri).parent for version in self.committed(run)}
+        torn = [
+            folder
+            for _, incarnation, folder in self._folders(run)
+            if incarnation < before_incarnation and folder not in whole
+        ]
+        for folder in torn:
+            shutil.rmtree(folder, ignore_errors=True)
+        return len(torn)
+
+    def _folders(self, run: str) -> list[tuple[int, int, Path]]:
+        found = []
+        with suppress(FileNotFoundError):
+            for folder in (self.root / run).iterdir():
+                match = _FOLDER.fullmatch(folder.name)
+                if match and folder.is_dir():
+                    found.append((int(match[1]), int(match[2]), folder))
+        return sorted(found)
+
+
+class FolderPublication:
+    """One version's folder while it is written."""
+
+    def __init__(self, folder: Path, *, sync: bool, on_step: Step) -> None:
+        self.folder = folder
+        self._sync = sync
+        self._on_step = on_step
+
+    def write(self, name: str, pieces: Iterable[bytes | memoryview]) -> PayloadFile:
+        """Write a payload under its checksum: `model.safetensors` -> `model-<hex>.safetensors`."""
+        hidden = self.folder / f".{name}.part"
+        size_bytes, checksum = self._write_hidden(hidden, pieces)
+        stem, dot, suffix = name.partition(".")
+        final = f"{stem}-{checksum}{dot}{suffix}"
+        self._reveal(hidden, self.folder / final)
+        return PayloadFile(final, size_bytes, checksum)
+
+    def commit(self, manifest: Manifest) -> str:
+        """Write the manifest; once its name is there the version exists."""
+        data = manifest.to_bytes()
+        hidden = self.folder / ".manifest.part"
+        self._write_hidden(hidden, [data])
+        final = self.folder / f"manifest-{digest(data)}.json"
+        self._reveal(hidden, final)
+        # The version's folder itself must survive a power cut too.
+        self._sync_folder(self.folder.parent)
+        return final.as_uri()
+
+    def abandon(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _write_hidden(self, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
+        hasher = xxhash.xxh3_128()
+        size_bytes = 0
+        self._on_step(f"open {path.name}")
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o444)
+        try:
+            for piece in pieces:
+                view = memoryview(piece).cast("B") if piece else memoryview(b"")
+                # In pieces that stay in the cache between hashing and writing.
+                for start in range(0, view.nbytes, _PIECE_BYTES):
+                    part = view[start : start + _PIECE_BYTES]
+                    hasher.update(part)
+                    self._on_step(f"write {path.name}")
+                    _write_all(descriptor, part)
+                size_bytes += view.nbytes
+            if self._sync:
+                self._on_step(f"sync {path.name}")
+                os.fsync(descriptor)
+        except OSError as error:
+            raise _space(error, path, size_bytes) from error
+        finally:
+            os.close(descriptor)
+        return size_bytes, hasher.hexdigest()
+
+    def _reveal(self, hidden: Path, final: Path) -> None:
+        self._on_step(f"rename {hidden.name}")
+        hidden.rename(final)
+        self._sync_folder(self.folder)
+
+    def _sync_folder(self, folder: Path) -> None:
+        if not self._sync:
+            return
+        self._on_step(f"sync folder {'version' if folder == self.folder else 'run'}")
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def path_of(uri: str) -> Path:
+    """Return the path of a `file://` URI or of a plain absolute path.
+
+    Raises:
+        ValueError: another scheme, another host, or a relative path.
+    """
+    parts = urlsplit(uri)
+    path = Path(unquote(parts.path) if parts.scheme else uri)
+    if parts.scheme not in ("", "file") or parts.netloc or not path.is_absolute():
+        raise ValueError(
+            f"expected file:///absolute/path or /absolute/path, found {uri!r}; "
+            "other kinds of stores are not built in"
+        )
+    return path
+
+
+def _write_all(descriptor: int, part: memoryview) -> None:
+    while part.nbytes:
+        part = part[os.write(descriptor, part) :]
+
+
+def _space(error: OSError, path: Path, written_bytes: int) -> Exception:
+    if error.errno not in _SPACE_ERRNOS:
+        return error
+    return StoreFull(
+        f"no space left at {path} after {written_bytes} bytes. Free space there, keep fewer "
+        "versions (keep_latest), or move the store; then publish again"
+    )
