@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import grpc
 
+from service_kit._rpc_telemetry import ClientMethodTelemetry
 from service_kit.deadlines import MissingDeadlineError
 from service_kit.errors import error_from_rpc
 
@@ -40,6 +41,13 @@ class Method:
     name: str
     """`/package.Service/Method`."""
     policy: CallPolicy
+    telemetry: ClientMethodTelemetry | None = None
+
+    def start(self, call: Callable[..., Any], argument: Any, options: dict[str, Any]) -> Any:
+        """Start the plain call, in a span if there is telemetry."""
+        if self.telemetry is None:
+            return call(argument, **options)
+        return self.telemetry.start(call, argument, options)
 
     @property
     def where(self) -> str:
@@ -247,7 +255,7 @@ class UnaryUnary(_Callable, grpc.aio.UnaryUnaryMultiCallable[Any, Any]):
     def __call__(self, request: Any, *, timeout: float | None = None, **options: Any) -> Any:
         """Start the call."""
         options = self._method.options(timeout, options, unary=True)
-        return UnaryUnaryCall(self._inner(request, **options), self._method)
+        return UnaryUnaryCall(self._method.start(self._inner, request, options), self._method)
 
 
 class UnaryStream(_Callable, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
@@ -256,7 +264,7 @@ class UnaryStream(_Callable, grpc.aio.UnaryStreamMultiCallable[Any, Any]):
     def __call__(self, request: Any, *, timeout: float | None = None, **options: Any) -> Any:
         """Start the call."""
         options = self._method.options(timeout, options, unary=False)
-        return UnaryStreamCall(self._inner(request, **options), self._method)
+        return UnaryStreamCall(self._method.start(self._inner, request, options), self._method)
 
 
 class StreamUnary(_Callable, grpc.aio.StreamUnaryMultiCallable[Any, Any]):
@@ -283,7 +291,8 @@ class StreamUnary(_Callable, grpc.aio.StreamUnaryMultiCallable[Any, Any]):
             unary=False,
         )
         requests = _Requests(request_iterator) if request_iterator is not None else None
-        inner = self._inner(requests.__aiter__() if requests else None, **options)
+        source = requests.__aiter__() if requests is not None else None
+        inner = self._method.start(self._inner, source, options)
         return StreamUnaryCall(inner, self._method, requests)
 
 
@@ -311,5 +320,6 @@ class StreamStream(_Callable, grpc.aio.StreamStreamMultiCallable[Any, Any]):
             unary=False,
         )
         requests = _Requests(request_iterator) if request_iterator is not None else None
-        inner = self._inner(requests.__aiter__() if requests else None, **options)
+        source = requests.__aiter__() if requests is not None else None
+        inner = self._method.start(self._inner, source, options)
         return StreamStreamCall(inner, self._method, requests)

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import grpc
+from opentelemetry import trace
 
+from service_kit._rpc_telemetry import ServerTelemetry
 from service_kit.auth import carries_token
 from service_kit.errors import (
     RETRY_PUSHBACK_KEY,
@@ -51,12 +53,19 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         token: Callers must send it; None for no check.
         require_deadline: Refuse unary calls without a deadline.
         open_services: Full names of services that need neither token nor deadline, as health.
+        telemetry: Records the calls; None for no recording.
 
     """
 
     def __init__(
-        self, *, token: str | None, require_deadline: bool, open_services: Sequence[str]
+        self,
+        *,
+        token: str | None,
+        require_deadline: bool,
+        open_services: Sequence[str],
+        telemetry: ServerTelemetry | None = None,
     ) -> None:
+        self._telemetry = telemetry
         self._token = token
         self._require_deadline = require_deadline
         self._open = tuple(f"/{name}/" for name in open_services)
@@ -101,6 +110,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await abort(context, as_service_error(error, method))
 
+        if self._telemetry is not None:
+            return rebuilt(handler, self._telemetry.around(method, guarded))
         return rebuilt(handler, guarded)
 
 
@@ -183,6 +194,7 @@ def as_service_error(error: Exception, method: str) -> ServiceError:
     if isinstance(cause, TimeoutError):
         return DeadlineExceeded(f"{method} ran out of time: {cause or 'an inner limit passed'}")
     logger.error("%s failed unexpectedly", method, exc_info=error)
+    trace.get_current_span().record_exception(error)
     return Internal(f"{method} failed with {type(cause).__name__}: {cause}; see the service's log")
 
 

@@ -19,12 +19,14 @@ from service_kit._client_calls import (
     UnaryStream,
     UnaryUnary,
 )
+from service_kit._rpc_telemetry import ClientTelemetry
 from service_kit.addresses import is_loopback
 from service_kit.auth import bearer, channel_credentials, read_token
 from service_kit.config import Config
+from service_kit.health import HEALTH_SERVICE
 from service_kit.retries import RetryConfig, idempotent_methods, service_config
 from service_kit.server import MIB
-from service_kit.telemetry import Telemetry
+from service_kit.telemetry import Telemetry, active_telemetry
 
 
 class ChannelConfig(Config):
@@ -103,9 +105,21 @@ class Channel(grpc.aio.Channel):
     Pass it to generated stubs. Use one channel for each peer and keep it.
     """
 
-    def __init__(self, inner: grpc.aio.Channel, policy: CallPolicy) -> None:
+    def __init__(
+        self,
+        inner: grpc.aio.Channel,
+        policy: CallPolicy,
+        telemetry: ClientTelemetry | None = None,
+    ) -> None:
         self._inner = inner
         self._policy = policy
+        self._telemetry = telemetry
+
+    def _method(self, name: str) -> Method:
+        # Health checks are polled; their spans would bury the others.
+        recorded = self._telemetry is not None and not name.startswith(f"/{HEALTH_SERVICE}/")
+        telemetry = self._telemetry.method(name) if self._telemetry and recorded else None
+        return Method(name, self._policy, telemetry)
 
     @property
     def target(self) -> str:
@@ -115,25 +129,25 @@ class Channel(grpc.aio.Channel):
     def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make the callable for a method, as generated stubs ask for it."""
         return UnaryUnary(
-            self._inner.unary_unary(method, *arguments, **options), Method(method, self._policy)
+            self._inner.unary_unary(method, *arguments, **options), self._method(method)
         )
 
     def unary_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make the callable for a method, as generated stubs ask for it."""
         return UnaryStream(
-            self._inner.unary_stream(method, *arguments, **options), Method(method, self._policy)
+            self._inner.unary_stream(method, *arguments, **options), self._method(method)
         )
 
     def stream_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make the callable for a method, as generated stubs ask for it."""
         return StreamUnary(
-            self._inner.stream_unary(method, *arguments, **options), Method(method, self._policy)
+            self._inner.stream_unary(method, *arguments, **options), self._method(method)
         )
 
     def stream_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
         """Make the callable for a method, as generated stubs ask for it."""
         return StreamStream(
-            self._inner.stream_stream(method, *arguments, **options), Method(method, self._policy)
+            self._inner.stream_stream(method, *arguments, **options), self._method(method)
         )
 
     async def close(self, grace: float | None = None) -> None:
@@ -198,7 +212,10 @@ def open_channel(
         metadata=() if token is None else (bearer(token),),
         wait_for_ready=True if config.wait_for_ready else None,
     )
-    return Channel(inner, policy)
+    recording = telemetry or active_telemetry()
+    if recording is None or not recording.enabled:
+        return Channel(inner, policy)
+    return Channel(inner, policy, ClientTelemetry(recording, config.target))
 
 
 def _options(config: ChannelConfig, retries: str) -> list[tuple[str, Any]]:

@@ -20,6 +20,7 @@ from service_kit.config import ConfigKey, describe_config, load_config
 from service_kit.errors import ServiceError, StartupError, leaf_errors
 from service_kit.logs import Level, setup_logging
 from service_kit.server import Server
+from service_kit.telemetry import TelemetryConfig, setup_telemetry
 
 logger = logging.getLogger(__name__)
 C = TypeVar("C", bound=pydantic.BaseModel)
@@ -55,7 +56,8 @@ def service_app(
 
     Args:
         package: Name of the package; also of the environment's prefix.
-        config_model: Its configuration.
+        config_model: Its configuration. A field `telemetry: TelemetryConfig` is set up and shut
+            down around `run`.
         run: Runs the service until it is told to stop, usually by `run_until_signal`.
         summary: One line on the service, for `--help`.
 
@@ -88,7 +90,15 @@ def service_app(
         with clear_errors():
             setup_logging(_level(log_level), log_json)
             settings = _load(package, config_model, config, set_)
-            asyncio.run(run(settings))
+            telemetry = getattr(settings, "telemetry", None)
+            if not isinstance(telemetry, TelemetryConfig):
+                asyncio.run(run(settings))
+                return
+            recording = setup_telemetry(telemetry, package)
+            try:
+                asyncio.run(run(settings))
+            finally:
+                recording.shutdown()
 
     @app.command("config")
     def show_config(config: ConfigOption = None, set_: SetOption = None) -> None:
@@ -150,6 +160,7 @@ def clear_errors() -> Iterator[None]:
         known = [message for leaf in leaves if (message := _message(leaf)) is not None]
         if len(known) < len(leaves):
             raise
+        logger.debug("failed", exc_info=error)
         sys.stderr.write("".join(f"error: {message}\n" for message in dict.fromkeys(known)))
         raise typer.Exit(EXIT_USAGE) from None
 

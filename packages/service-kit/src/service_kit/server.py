@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +15,14 @@ import grpc
 import pydantic
 from grpc_health.v1 import health_pb2_grpc
 
+from service_kit._rpc_telemetry import ServerTelemetry
 from service_kit._server_calls import ServiceInterceptor
 from service_kit.addresses import is_loopback, is_unix, split_host_port
 from service_kit.auth import read_token, server_credentials
 from service_kit.config import Config
 from service_kit.errors import StartupError
 from service_kit.health import HEALTH_SERVICE, HealthServicer
-from service_kit.telemetry import Telemetry
+from service_kit.telemetry import Telemetry, active_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -145,8 +147,12 @@ class Server:
             raise RuntimeError("start() may be called once")
         config = self._config
         token = read_token(config.token, config.token_file)
+        recording = self._telemetry or active_telemetry()
         interceptor = ServiceInterceptor(
-            token=token, require_deadline=config.require_deadline, open_services=[HEALTH_SERVICE]
+            token=token,
+            require_deadline=config.require_deadline,
+            open_services=[HEALTH_SERVICE],
+            telemetry=ServerTelemetry(recording) if recording and recording.enabled else None,
         )
         self._health = HealthServicer()
         server = grpc.aio.server(
@@ -175,6 +181,7 @@ class Server:
 
     def _bind(self, server: grpc.aio.Server) -> str:
         config = self._config
+        _check_free(config.bind)
         try:
             if config.tls_certificate is not None and config.tls_key is not None:
                 credentials = server_credentials(
@@ -184,11 +191,7 @@ class Server:
             else:
                 port = server.add_insecure_port(config.bind)
         except RuntimeError as error:
-            raise BusyPort(
-                f"cannot listen on {config.bind}: the port is taken or the address is not this "
-                "machine's; stop what uses it, or set server.bind to another (port 0 takes a free "
-                "one)"
-            ) from error
+            raise _cannot_listen(config.bind, str(error)) from error
         if is_unix(config.bind):
             return config.bind
         host, _, _ = config.bind.rpartition(":")
@@ -240,6 +243,31 @@ class Server:
         trace: TracebackType | None,
     ) -> None:
         await self.drain()
+
+
+def _check_free(bind: str) -> None:
+    """Bind for an instant: gRPC's own failure names no cause, and writes to stderr."""
+    if is_unix(bind):
+        return
+    host, port = split_host_port(bind)
+    if port == 0:
+        return
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        raise _cannot_listen(bind, error.strerror or str(error)) from error
+
+
+def _cannot_listen(bind: str, cause: str) -> BusyPort:
+    return BusyPort(
+        f"cannot listen on {bind}: {cause}; stop what uses the port, or set server.bind to "
+        "another address of this machine (port 0 takes a free one)"
+    )
 
 
 def _options(config: ServerConfig) -> list[tuple[str, int]]:
