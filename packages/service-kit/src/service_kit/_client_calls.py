@@ -78,14 +78,22 @@ class Method:
 class _Requests:
     """A caller's request iterator, which keeps what it failed with.
 
-    gRPC answers an exception of the iterator by cancelling the call, and tells nobody why.
+    gRPC answers an exception of the iterator by cancelling the call, and tells nobody why. Nor does
+    it stop waiting for the next request when the call has ended; `stop` does.
     """
 
     def __init__(self, requests: Requests) -> None:
         self._requests = requests
+        self._reader: asyncio.Task[Any] | None = None
         self.error: Exception | None = None
 
+    def stop(self, _ended: Any) -> None:
+        """Stop reading requests; for the call's done callback."""
+        if self._reader is not None:
+            self._reader.cancel()
+
     async def __aiter__(self) -> AsyncIterator[Any]:
+        self._reader = asyncio.current_task()
         try:
             if isinstance(self._requests, AsyncIterable):
                 async for request in self._requests:
@@ -96,6 +104,8 @@ class _Requests:
         except Exception as error:
             self.error = error
             raise
+        finally:
+            self._reader = None
 
 
 class _Call(grpc.aio.Call):
@@ -105,6 +115,8 @@ class _Call(grpc.aio.Call):
         self._inner = inner
         self._method = method
         self._requests = requests
+        if requests is not None:
+            inner.add_done_callback(requests.stop)
 
     def __del__(self) -> None:
         # The plain call is part of a reference cycle as soon as it has a callback, and would run

@@ -56,7 +56,8 @@ class _Layers:
     def put(self, path: Path_, value: Any, source: str) -> None:
         if isinstance(value, dict):
             self._table(path)
-            self.sources.setdefault(path, source)
+            if not value or path == ():
+                self.sources.setdefault(path, source)
             for key, inner in value.items():
                 self.put((*path, key), inner, source)
             return
@@ -74,8 +75,11 @@ class _Layers:
         return table
 
     def source_of(self, path: Path_) -> str:
-        """Return who gave the value at `path`, or the table nearest to it."""
-        for length in range(len(path), -1, -1):
+        """Return who gave the value at `path`, or what lies below it, or the table around it."""
+        below = {source for known, source in self.sources.items() if known[: len(path)] == path}
+        if below:
+            return ", ".join(sorted(below))
+        for length in range(len(path) - 1, -1, -1):
             if (found := self.sources.get(path[:length])) is not None:
                 return found
         return "defaults"
@@ -98,8 +102,8 @@ def load_config(
         env_prefix: For example `TAILRACE_SWE_EVAL`, without the separator.
         overrides: `dotted.key=value`, later ones win.
 
-    In the environment and in overrides a value is taken literally, except that one which starts
-    with `[`, `{` or a quote is read as TOML, and `null` means no value.
+    In the environment and in overrides a value is taken literally, except that a TOML array,
+    inline table or quoted string is read as such, and `null` means no value.
 
     Raises:
         ConfigError: For unknown keys, values that do not fit, or a file that cannot be read.
@@ -111,7 +115,7 @@ def load_config(
     prefix = env_prefix.rstrip("_")
     for name, text in sorted((environ or {}).items()):
         if (path := _env_path(name, prefix, model)) is not None:
-            layers.put(path, _value(text, name), name)
+            layers.put(path, _value(text), name)
     for override in overrides:
         key, equals, text = override.partition("=")
         path = tuple(part.strip() for part in key.split("."))
@@ -120,7 +124,7 @@ def load_config(
             raise ConfigError(
                 f"{source}: expected dotted.key=value, such as server.bind=127.0.0.1:0"
             )
-        layers.put(path, _value(text, source), source)
+        layers.put(path, _value(text), source)
     try:
         return model.model_validate(layers.values)
     except pydantic.ValidationError as error:
@@ -154,7 +158,7 @@ def _env_path(name: str, prefix: str, model: type[pydantic.BaseModel]) -> Path_ 
     return path
 
 
-def _value(text: str, source: str) -> Any:
+def _value(text: str) -> Any:
     stripped = text.strip()
     if stripped == "null":
         return None
@@ -162,10 +166,8 @@ def _value(text: str, source: str) -> Any:
         return text
     try:
         return tomllib.loads(f"value = {stripped}")["value"]
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(
-            f"{source}: {stripped!r} starts like a TOML value but is none: {error}"
-        ) from error
+    except tomllib.TOMLDecodeError:
+        return text  # such as [::1]:7101
 
 
 def _explain(
@@ -179,7 +181,7 @@ def _explain(
         if path in seen:
             continue
         seen.add(path)
-        dotted = ".".join(path) or "the configuration"
+        dotted = ".".join(path)
         source = layers.source_of(path)
         if item["type"] == "extra_forbidden":
             guess = closest_key(dotted, model)
@@ -190,7 +192,8 @@ def _explain(
         else:
             said = item["msg"].removeprefix("Value error, ")
             shown = _shown(path, layers.values, model)
-            lines.append(f"{source}: {dotted!r}: {said}{shown}")
+            about = f"{dotted!r}: " if dotted else ""
+            lines.append(f"{source}: {about}{said}{shown}")
     return "\n".join(lines)
 
 
