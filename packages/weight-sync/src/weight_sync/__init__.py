@@ -1,1 +1,45 @@
-"""Publishes policy versions to inference engines: an engine that reports v holds exactly v."""
+"""Publishes policy versions to inference engines: an engine that reports v holds exactly v.
+
+A trainer publishes, a receiver on each host brings its engines up to date:
+
+    import numpy as np
+    from service_kit.channel import ChannelConfig, open_channel
+    from weight_sync import Publisher, RawTensor
+
+    async with open_channel(ChannelConfig(target="127.0.0.1:7103")) as channel:
+        publisher = await Publisher.acquire(channel, run="my-run")
+        weights = {"w": np.zeros((2, 3), np.float32), "b": RawTensor(bf16_bits, "BF16")}
+        version = await publisher.publish(weights, step=1)
+"""
+
+from weight_sync.client import Awaited, WeightClient
+from weight_sync.core.manifest import Manifest, PayloadFile, PolicyVersion, TensorEntry
+from weight_sync.errors import WeightSyncError
+from weight_sync.publisher import Published, Publisher, RawTensor
+from weight_sync.stores import FolderStore
+from weight_sync.types import (
+    AnnouncedVersion,
+    EngineEndpoint,
+    EngineReport,
+    Nodes,
+    NodeView,
+)
+
+__all__ = [
+    "AnnouncedVersion",
+    "Awaited",
+    "EngineEndpoint",
+    "EngineReport",
+    "FolderStore",
+    "Manifest",
+    "NodeView",
+    "Nodes",
+    "PayloadFile",
+    "PolicyVersion",
+    "Published",
+    "Publisher",
+    "RawTensor",
+    "TensorEntry",
+    "WeightClient",
+    "WeightSyncError",
+]

@@ -60,5 +60,9 @@ class EngineError(WeightSyncError):
     retryable = True
 
 
+class UnknownEngineKind(WeightSyncError):
+    """No driver for this kind of engine."""
+
+
 class BaseModelUnknown(WeightSyncError):
     """Nobody says where the model's config and tokenizer files are."""

@@ -18,7 +18,7 @@ from weight_sync.errors import ManifestError
 digests = st.binary(max_size=8).map(digest)
 entries = st.builds(
     TensorEntry,
-    name=st.text(min_size=1, max_size=30).filter(lambda s: "\0" not in s and s.isprintable()),
+    name=st.text(min_size=1, max_size=30).filter(str.isprintable),
     dtype=st.sampled_from(sorted(DTYPE_BYTES)),
     shape=st.lists(st.integers(0, 1 << 20), max_size=4).map(tuple),
     checksum=digests,
@@ -131,6 +131,8 @@ def edited(**changes: Any) -> bytes:
         ({"base": 9}, "base: expected 0 or a lower number"),
         ({"version__root_hash": "0" * 32}, "root_hash: expected [0-9a-f]{32}, found '0{32}'"),
         ({"layout_hash": "0" * 32}, "layout_hash: expected [0-9a-f]{32}, found '0{32}'"),
+        ({"tensors__0__0": "\ud800"}, "tensor name: expected printable text"),
+        ({"tensors__0__0": "__metadata__"}, "tensor name: expected printable text, not"),
         ({"tensors__0__1": "BF15"}, "dtype of a: expected one of BOOL"),
         ({"tensors__0__2": [1.5]}, "shape of a: expected int, found 1.5"),
         ({"tensors__0__3": "xyz"}, "checksum of a: expected 32 hex digits"),

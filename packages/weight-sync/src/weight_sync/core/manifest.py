@@ -65,7 +65,7 @@ class PolicyVersion:
     """xxh3-128 over the tensors' names, layouts and checksums, hex."""
 
     def __post_init__(self) -> None:
-        _check_run(self.run)
+        check_run(self.run)
         _check(self.incarnation >= 1, "incarnation", "at least 1", self.incarnation)
         _check(self.number >= 1, "number", "at least 1", self.number)
         _check(self.step >= 0, "step", "at least 0", self.step)
@@ -90,7 +90,8 @@ class TensorEntry:
     """xxh3-128 of the C-contiguous little-endian bytes, hex."""
 
     def __post_init__(self) -> None:
-        _check(bool(self.name) and "\0" not in self.name, "tensor name", "a name", self.name)
+        usable = bool(self.name) and self.name.isprintable() and self.name != "__metadata__"
+        _check(usable, "tensor name", "printable text, not safetensors' __metadata__", self.name)
         _check(self.dtype in DTYPE_BYTES, f"dtype of {self.name}", _DTYPES, self.dtype)
         _check(all(n >= 0 for n in self.shape), f"shape of {self.name}", "sizes >= 0", self.shape)
         _check_digest(f"checksum of {self.name}", self.checksum)
@@ -338,9 +339,15 @@ def _check(holds: bool, what: str, expected: str, found: object) -> None:
         raise ManifestError(f"{what}: expected {expected}, found {found!r}")
 
 
-def _check_run(run: str) -> None:
+def check_run(run: str) -> str:
+    """Return a run's name if it is one; names become folders.
+
+    Raises:
+        ManifestError: it is not.
+    """
     rule = "1 to 100 letters, digits, '.', '_' or '-', not starting with '.' or '-'"
     _check(bool(_RUN.fullmatch(run)), "run", rule, run)
+    return run
 
 
 def _check_digest(what: str, value: str) -> None:

@@ -66,6 +66,10 @@ class Store(Protocol):
         """Return the run's committed versions, oldest first."""
         ...
 
+    def last_number(self, run: str) -> int:
+        """Return the highest number that any version of the run has here, finished or not."""
+        ...
+
     def remove(self, version: Committed) -> None:
         """Delete a version: first its manifest, so that no reader sees half of it."""
         ...

@@ -108,12 +108,17 @@ class FolderStore:
             ]
         return found
 
+    def last_number(self, run: str) -> int:
+        """Return the highest number in use, torn versions included."""
+        return max((number for number, _, _ in self._folders(run)), default=0)
+
     def remove(self, version: Committed) -> None:
         """Delete a version's folder, its manifest first."""
         manifest = path_of(version.manifest_uri)
-        with suppress(FileNotFoundError):
-            manifest.unlink()
-        shutil.rmtree(manifest.parent, ignore_errors=True)
+        self._on_step("remove manifest")
+        manifest.unlink(missing_ok=True)
+        self._on_step("remove folder")
+        _remove_tree(manifest.parent)
 
     def sweep(self, run: str, *, before_incarnation: int) -> int:
         """Delete unfinished versions of incarnations before this one."""
@@ -124,7 +129,7 @@ class FolderStore:
             if incarnation < before_incarnation and folder not in whole
         ]
         for folder in torn:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_tree(folder)
         return len(torn)
 
     def _folders(self, run: str) -> list[tuple[int, int, Path]]:
@@ -167,13 +172,16 @@ class FolderPublication:
 
     def abandon(self) -> None:
         """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _remove_tree(self.folder)
 
     def _write_hidden(self, path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
         hasher = xxhash.xxh3_128()
         size_bytes = 0
-        self._on_step(f"open {path.name}")
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o444)
+        try:
+            self._on_step(f"open {path.name}")
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444)
+        except OSError as error:
+            raise _space(error, path, 0) from error
         try:
             for piece in pieces:
                 view = memoryview(piece).cast("B") if piece else memoryview(b"")
@@ -223,6 +231,11 @@ def path_of(uri: str) -> Path:
             "other kinds of stores are not built in"
         )
     return path
+
+
+def _remove_tree(folder: Path) -> None:
+    with suppress(FileNotFoundError):
+        shutil.rmtree(folder)
 
 
 def _write_all(descriptor: int, part: memoryview) -> None:

@@ -1,0 +1,158 @@
+"""The settings of `python -m weight_sync serve`."""
+
+import socket
+import tempfile
+from pathlib import Path
+from typing import Literal
+
+import pydantic
+import xxhash
+from service_kit.channel import ChannelConfig
+from service_kit.config import Config
+from service_kit.server import ServerConfig
+from service_kit.telemetry import TelemetryConfig
+
+
+class StoreConfig(Config):
+    """Where versions are kept. Publishers are told; receivers see it in each announcement."""
+
+    folder: Path | None = None
+    """A folder that publisher and receivers share. None: one in `/dev/shm`, or else in the
+    temporary folder, whose name follows from `state_dir`."""
+
+    verify_announced: bool = True
+    """Read a version's manifest before it is announced. Off where this host does not see the
+    store."""
+
+
+class RegistryConfig(Config):
+    """How long words are believed."""
+
+    max_lease_s: float = pydantic.Field(default=60.0, gt=0)
+    """Longest lease of a node, and the one granted when a node asks for 0."""
+
+    report_ttl_s: float = pydantic.Field(default=15.0, gt=0)
+    """A receiver's report counts for this long; then its engines are UNKNOWN."""
+
+    heartbeat_s: float = pydantic.Field(default=5.0, gt=0)
+    """Longest silence on a stream of versions."""
+
+
+class StaticEngine(Config):
+    """An engine that no rollout node registers."""
+
+    url: str
+    """Base URL of its HTTP API."""
+
+    kind: Literal["embedded"] = "embedded"
+    """Which driver speaks to it."""
+
+
+class ReceiverConfig(Config):
+    """The receiver of this host's engines."""
+
+    enabled: bool = True
+    """Run this host's receiver in the same process as the service."""
+
+    only: bool = False
+    """Run the receiver alone, for the service named by `service`; on every host but the first."""
+
+    service: ChannelConfig | None = None
+    """The WeightService to follow. None: the one in this process."""
+
+    run: str = ""
+    """Follow this run. Empty: the one whose publisher was acquired last."""
+
+    host: str = pydantic.Field(default_factory=socket.gethostname)
+    """Which engines are this receiver's: those registered with the same host."""
+
+    engines: tuple[StaticEngine, ...] = ()
+    """Engines to look after besides those that nodes register; the receiver registers them."""
+
+    base_model: Path | None = None
+    """HF model folder with the config and tokenizer files. None: the `tokenizer_path` that the
+    engine reports."""
+
+    shadow_folder: Path | None = None
+    """Where verified copies are made; on the store's file system they are links. None: beside the
+    store's folder."""
+
+    kv_policy: Literal["keep", "recompute"] = "keep"
+    """What becomes of cached keys and values at an update: `keep` pauses in place; `recompute`
+    retracts what runs and flushes the prefix cache."""
+
+    verify: Literal["checksums", "label"] = "checksums"
+    """What proves an activation: checksums of the engine's own weights, or only its label."""
+
+    poll_interval_s: float = pydantic.Field(default=1.0, gt=0)
+    """Time between looks at the registry and at each engine's label."""
+
+    report_interval_s: float = pydantic.Field(default=5.0, gt=0)
+    """Longest time between reports; every change is reported at once."""
+
+    retry_s: float = pydantic.Field(default=2.0, gt=0)
+    """Wait after a failed preparation or activation; doubles up to `max_retry_s`."""
+
+    max_retry_s: float = pydantic.Field(default=60.0, gt=0)
+    """Longest wait after failures."""
+
+    idle_timeout_s: float = pydantic.Field(default=20.0, gt=0)
+    """Silence on the stream of versions after which it is opened again."""
+
+    call_timeout_s: float = pydantic.Field(default=10.0, gt=0)
+    """Deadline of calls to the service."""
+
+    prepare_timeout_s: float = pydantic.Field(default=600.0, gt=0)
+    """Deadline for fetching and verifying one version."""
+
+    observe_timeout_s: float = pydantic.Field(default=5.0, gt=0)
+    """Deadline for asking an engine what it holds."""
+
+    pause_timeout_s: float = pydantic.Field(default=30.0, gt=0)
+    """Deadline for an engine to pause, and to continue."""
+
+    load_timeout_s: float = pydantic.Field(default=300.0, gt=0)
+    """Deadline for an engine to load a version."""
+
+    verify_timeout_s: float = pydantic.Field(default=120.0, gt=0)
+    """Deadline for an engine to compute its checksums."""
+
+
+class WeightSyncConfig(Config):
+    """Everything `python -m weight_sync serve` can be told."""
+
+    server: ServerConfig = ServerConfig(bind="127.0.0.1:7103")
+    """Where the WeightService listens."""
+
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Where spans and metrics go."""
+
+    state_dir: Path = Path("runs/weight-sync")
+    """Folder of the record of runs and versions; survives restarts."""
+
+    store: StoreConfig = StoreConfig()
+    """Where versions are kept."""
+
+    registry: RegistryConfig = RegistryConfig()
+    """How long words are believed."""
+
+    receiver: ReceiverConfig = ReceiverConfig()
+    """The receiver of this host's engines."""
+
+    @property
+    def store_folder(self) -> Path:
+        """The store's folder, default applied."""
+        if self.store.folder is not None:
+            return self.store.folder.absolute()
+        shared = Path("/dev/shm")  # noqa: S108 -- memory that processes share is the point
+        parent = shared if shared.is_dir() else Path(tempfile.gettempdir())
+        tag = xxhash.xxh3_64_hexdigest(str(self.state_dir.absolute()).encode())
+        return parent / f"tailrace-weights-{tag}"
+
+    @property
+    def shadow_folder(self) -> Path:
+        """The receiver's folder, default applied."""
+        if self.receiver.shadow_folder is not None:
+            return self.receiver.shadow_folder.absolute()
+        store = self.store_folder
+        return store.with_name(f"{store.name}-shadow")

@@ -1,0 +1,318 @@
+"""Publish a run's versions: what a trainer calls straight after its optimizer step.
+
+    channel = open_channel(ChannelConfig(target="127.0.0.1:7103"), contracts=[...])
+    publisher = await Publisher.acquire(channel, run="my-run")
+    version = await publisher.publish({"w": np.zeros(3, np.float32)}, step=1)
+
+It needs numpy, not torch: bf16 tensors come as their raw bits, `RawTensor(bits, "BF16")`.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from service_kit.errors import Reason, ServiceError
+from service_kit.telemetry import current_traceparent
+
+from weight_sync.client import WeightClient
+from weight_sync.codecs import Dense, Tensor
+from weight_sync.core.manifest import (
+    DTYPE_BYTES,
+    Manifest,
+    PolicyVersion,
+    build_manifest,
+    check_run,
+)
+from weight_sync.core.plan import Link, prunable
+from weight_sync.errors import Fenced
+from weight_sync.stores import Store, open_store
+from weight_sync.telemetry import Instruments, tracer
+from weight_sync.types import AnnouncedVersion, Needed
+
+__all__ = ["PolicyVersion", "Published", "Publisher", "RawTensor"]
+
+logger = logging.getLogger(__name__)
+
+_DTYPE_OF_NUMPY: Mapping[str, str] = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RawTensor:
+    """A tensor given by its bits, for dtypes that numpy has not."""
+
+    bits: "NDArray[np.generic] | bytes | bytearray | memoryview"
+    """C-contiguous, little-endian; for BF16 usually a uint16 array."""
+    dtype: str
+    """safetensors' name: `BF16`, `F8_E4M3`, `F32`, ..."""
+    shape: tuple[int, ...] | None = None
+    """None: that of `bits`, which then is an array with one element for each of the tensor's."""
+
+
+TensorLike = NDArray[np.generic] | RawTensor
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What publishing one version took."""
+
+    version: PolicyVersion
+    payload_bytes: int
+    write_s: float
+    announce_s: float
+
+
+class Publisher:
+    """One incarnation of a run's publisher. Make it with `acquire`; not for several at once."""
+
+    def __init__(
+        self,
+        client: WeightClient,
+        store: Store,
+        *,
+        run: str,
+        incarnation: int,
+        last_number: int,
+        keep_latest: int = 2,
+        links: Mapping[int, Link] | None = None,
+    ) -> None:
+        self.run = run
+        self.incarnation = incarnation
+        """This publisher's; a higher one fences it off."""
+        self.last: Published | None = None
+        """The last version published here, and what it took."""
+        self._client = client
+        self._store = store
+        self._next = last_number + 1
+        self._keep_latest = keep_latest
+        self._codec = Dense()
+        self._links = dict(links or {})
+        self._busy = asyncio.Lock()
+        self._instruments = Instruments()
+
+    @classmethod
+    async def acquire(
+        cls,
+        channel: grpc.aio.Channel,
+        *,
+        run: str,
+        store: Store | None = None,
+        holder: str = "",
+        known_number: int = 0,
+        keep_latest: int = 2,
+        timeout_s: float = 30.0,
+    ) -> "Publisher":
+        """Take over publishing for a run, fencing off whoever did before.
+
+        Args:
+            channel: to the WeightService, from `service_kit.channel.open_channel`.
+            run: its name; becomes a folder.
+            store: where to write; None: the store that the service names.
+            holder: free text for people; default host and pid.
+            known_number: the highest number in the trainer's checkpoint; 0: none.
+            keep_latest: newest versions to keep whatever receivers need, at least 1.
+            timeout_s: for all of it.
+
+        Raises:
+            ServiceError: the service refused or could not be reached.
+            ManifestError: `run` is no name for a run.
+        """
+        check_run(run)
+        if keep_latest < 1:
+            raise ValueError(f"keep_latest must be at least 1, got {keep_latest}")
+        client = WeightClient(channel)
+        async with asyncio.timeout(timeout_s):
+            grant = await client.acquire_publisher(
+                run,
+                holder=holder or f"{socket.gethostname()}:{os.getpid()}",
+                known_number=known_number,
+                timeout_s=timeout_s,
+            )
+            store = store or open_store(grant.store_uri)
+            announced = await client.list_versions(run, timeout_s=timeout_s)
+            # What a killed publisher left half written has a number too: go on above it.
+            in_store = await asyncio.to_thread(store.last_number, run)
+            await asyncio.to_thread(store.sweep, run, before_incarnation=grant.incarnation)
+        return cls(
+            client,
+            store,
+            run=run,
+            incarnation=grant.incarnation,
+            last_number=max(grant.last_number, in_store),
+            keep_latest=keep_latest,
+            links={v.version.number: Link(v.version.number, v.base) for v in announced.versions},
+        )
+
+    async def publish(
+        self,
+        tensors: Mapping[str, TensorLike],
+        *,
+        step: int,
+        parent: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> PolicyVersion:
+        """Write a version, commit and announce it.
+
+        The tensors are read from their own memory, in a thread: they must not change before this
+        returns. Names are those of the HF checkpoint that the engines load.
+
+        Args:
+            tensors: arrays, or raw bits with a dtype; every tensor of the model.
+            step: optimizer steps along the version's lineage.
+            parent: number of the version it was trained from; None: the last published here.
+            timeout_s: for writing and announcing. A version that was late may still be announced;
+                the next one gets another number, so publishing again is safe.
+
+        Raises:
+            Fenced: a newer incarnation publishes; stop.
+            StoreFull: no space is left; free some and publish again.
+            ServiceError: the service could not be reached or refused.
+            ValueError: a tensor is not what its label says.
+            TimeoutError: writing took too long.
+        """
+        if parent is None:
+            parent = self.last.version.number if self.last else 0
+        async with self._busy, asyncio.timeout(timeout_s):
+            with tracer().start_as_current_span("weight_sync.publish") as span:
+                began_s = time.perf_counter()
+                number, self._next = self._next, self._next + 1
+                raw = [raw_tensor(name, value) for name, value in tensors.items()]
+                # An abandoned write goes on in its thread, into a folder of its own.
+                manifest, uri = await asyncio.to_thread(self._write, raw, number, step, parent)
+                written_s = time.perf_counter()
+                needed = await self._announce(manifest, uri, timeout_s)
+                announced_s = time.perf_counter()
+                await asyncio.to_thread(self._prune, needed)
+                span.set_attribute("weight_sync.version", number)
+        self._instruments.published_bytes.add(manifest.payload_bytes)
+        self._instruments.publish_s.record(announced_s - began_s)
+        self.last = Published(
+            manifest.version, manifest.payload_bytes, written_s - began_s, announced_s - written_s
+        )
+        return manifest.version
+
+    def _write(
+        self, tensors: list[Tensor], number: int, step: int, parent: int
+    ) -> tuple[Manifest, str]:
+        publication = self._store.begin(self.run, number, self.incarnation)
+        try:
+            payload = publication.write("model.safetensors", self._codec.encode(tensors, None))
+            manifest = build_manifest(
+                run=self.run,
+                incarnation=self.incarnation,
+                number=number,
+                step=step,
+                parent=parent,
+                codec=self._codec.id,
+                tensors=[tensor.entry() for tensor in tensors],
+                payloads=[payload],
+            )
+            return manifest, publication.commit(manifest)
+        except BaseException:
+            publication.abandon()
+            raise
+
+    async def _announce(self, manifest: Manifest, uri: str, timeout_s: float) -> Needed:
+        announced = AnnouncedVersion(
+            version=manifest.version,
+            manifest_uri=uri,
+            payload_bytes=manifest.payload_bytes,
+            base=manifest.base,
+            traceparent=current_traceparent(),
+        )
+        try:
+            needed = await self._client.announce(announced, timeout_s=timeout_s)
+        except ServiceError as error:
+            if error.reason is Reason.FENCED:
+                raise Fenced(error.message) from error
+            raise
+        self._links[manifest.version.number] = Link(manifest.version.number, manifest.base)
+        return needed
+
+    def _prune(self, needed: Needed) -> None:
+        """Delete versions that no live receiver may need; a failure costs space, nothing else."""
+        if not needed.settled:
+            return
+        try:
+            stored = self._store.committed(self.run)
+            numbers = {version.number for version in stored}
+            # Versions pruned before are no links any more.
+            self._links = {n: link for n, link in self._links.items() if n in numbers}
+            gone = prunable(
+                self._links,
+                held=needed.held,
+                targets=needed.targets,
+                keep_latest=self._keep_latest,
+            )
+            for version in sorted(stored, key=lambda version: -version.number):
+                # Of older incarnations, what was never announced is nobody's.
+                stray = version.incarnation < self.incarnation and version.number not in self._links
+                if version.number in gone or stray:
+                    self._store.remove(version)
+        except OSError:
+            logger.exception("run %s: could not prune old versions", self.run)
+
+
+def raw_tensor(name: str, value: TensorLike) -> Tensor:
+    """Return a tensor's bytes without copying them, if they are contiguous.
+
+    Raises:
+        ValueError: it is not what its label says.
+    """
+    if isinstance(value, RawTensor):
+        return _labelled(name, value)
+    dtype = _DTYPE_OF_NUMPY.get(value.dtype.name)
+    if dtype is None or value.dtype.byteorder == ">":
+        raise ValueError(
+            f"tensor {name}: cannot tell what {value.dtype} means; expected one of "
+            f"{sorted(_DTYPE_OF_NUMPY)} in little-endian order, or RawTensor(bits, dtype). "
+            "For bf16 bits: RawTensor(array, 'BF16')"
+        )
+    return Tensor(name, dtype, value.shape, _bytes(value))
+
+
+def _labelled(name: str, raw: RawTensor) -> Tensor:
+    if raw.dtype not in DTYPE_BYTES:
+        raise ValueError(
+            f"tensor {name}: expected a dtype of {sorted(DTYPE_BYTES)}, found {raw.dtype!r}"
+        )
+    shape = raw.shape
+    if isinstance(raw.bits, np.ndarray):
+        data = _bytes(raw.bits)
+        shape = raw.bits.shape if shape is None else shape
+    else:
+        data = memoryview(raw.bits).cast("B")
+    if shape is None:
+        raise ValueError(f"tensor {name}: bytes have no shape of their own; give one")
+    expected = int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[raw.dtype]
+    if data.nbytes != expected:
+        raise ValueError(
+            f"tensor {name}: {raw.dtype} of shape {list(shape)} is {expected} bytes, found "
+            f"{data.nbytes}"
+        )
+    return Tensor(name, raw.dtype, tuple(shape), data)
+
+
+def _bytes(array: NDArray[np.generic]) -> memoryview:
+    """Return an array's memory as flat bytes; copies only what is not contiguous."""
+    if array.nbytes == 0:
+        return memoryview(b"")
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,395 @@
+"""One host's receiver: prepares one shadow copy, then switches the host's engines to it in turn.
+
+Four loops share one event loop and one table of engines:
+
+    watch    follows the announced versions and remembers the newest
+    look     follows the registry, and asks each engine what it says of itself
+    update   prepares the newest version and activates it, engine after engine
+    report   tells the service about every change
+
+Only `update` touches engines, one at a time, so capacity never drops by more than one.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service_kit.errors import ServiceError
+from service_kit.telemetry import parent_context
+
+from weight_sync.client import WeightClient
+from weight_sync.config import ReceiverConfig
+from weight_sync.core.receiver import (
+    Activate,
+    Activated,
+    ActivateFailed,
+    EngineState,
+    Event,
+    Phase,
+    Prepare,
+    Prepared,
+    PrepareFailed,
+    Verified,
+    doubt,
+    transition,
+    wants,
+)
+from weight_sync.drivers import EmbeddedDriver, EngineDriver
+from weight_sync.drivers.embedded import DriverSettings
+from weight_sync.errors import BaseModelUnknown, EngineError, UnknownEngineKind, WeightSyncError
+from weight_sync.shadow import Shadow, ShadowFolder
+from weight_sync.telemetry import Instruments, tracer
+from weight_sync.types import AnnouncedVersion, EngineEndpoint, EngineReport
+
+logger = logging.getLogger(__name__)
+
+DriverFactory = Callable[[EngineEndpoint], EngineDriver]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """One engine of this host, and what the receiver knows of it."""
+
+    endpoint: EngineEndpoint
+    driver: EngineDriver
+    state: EngineState = field(default_factory=EngineState)
+    label: str | None = None
+    """What it said last; None: it did not answer."""
+    base_model: Path | None = None
+    failures: int = 0
+    retry_at_s: float = 0.0
+    prepare_s: float = 0.0
+    activate_s: float = 0.0
+    pause_s: float = 0.0
+    payload_bytes: int = 0
+
+
+class Receiver:
+    """Keeps the engines of one host at the newest version. `run` is its whole life."""
+
+    def __init__(
+        self,
+        config: ReceiverConfig,
+        client: WeightClient,
+        shadows: ShadowFolder,
+        *,
+        make_driver: DriverFactory | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._client = client
+        self._shadows = shadows
+        self._make_driver = make_driver or driver_factory(config)
+        self._clock = clock
+        self._engines: dict[str, _Engine] = {}
+        self._newest: AnnouncedVersion | None = None
+        self._seen: set[int] = set()
+        self._instruments = Instruments()
+        self._work = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    def reports(self) -> list[EngineReport]:
+        """Return what is known of each engine now."""
+        return [_report(engine) for engine in self._engines.values()]
+
+    async def run(self) -> None:
+        """Work until cancelled; a service that is away is waited for."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch())
+                group.create_task(self._look())
+                group.create_task(self._update())
+                group.create_task(self._report())
+        finally:
+            for engine in self._engines.values():
+                await engine.driver.close()
+
+    # watch
+
+    async def _watch(self) -> None:
+        config = self._config
+        while True:
+            async with self._service_away("follow the versions"):
+                stream = self._client.watch_versions(
+                    config.run, idle_timeout_s=config.idle_timeout_s
+                )
+                async for announced in stream:
+                    self._seen.add(announced.version.number)
+                    if announced != self._newest:
+                        self._newest = announced
+                        self._work.set()
+            await asyncio.sleep(config.poll_interval_s)
+
+    # look
+
+    async def _look(self) -> None:
+        while True:
+            async with self._service_away("read the registry"):
+                await self._follow_registry()
+            async with asyncio.TaskGroup() as group:
+                for engine in list(self._engines.values()):
+                    group.create_task(self._observe(engine))
+            await asyncio.sleep(self._config.poll_interval_s)
+
+    async def _follow_registry(self) -> None:
+        config = self._config
+        own = [EngineEndpoint(engine.url, engine.kind) for engine in config.engines]
+        if own:
+            await self._client.register_node(
+                node_id=f"receiver@{config.host}",
+                host=config.host,
+                rollout_target="",
+                engines=own,
+                lease_s=0,
+                timeout_s=config.call_timeout_s,
+            )
+        found = await self._client.list_nodes(timeout_s=config.call_timeout_s)
+        wanted = {endpoint.url: endpoint for endpoint in own}
+        for node in found.nodes:
+            if node.host == config.host:
+                wanted |= {e.url: EngineEndpoint(e.url, e.kind) for e in node.engines}
+        for url in self._engines.keys() - wanted.keys():
+            if not _activating(self._engines[url]):
+                await self._engines.pop(url).driver.close()
+                logger.info("engine %s is gone from the registry", url)
+        for url in wanted.keys() - self._engines.keys():
+            try:
+                driver = self._make_driver(wanted[url])
+            except UnknownEngineKind:
+                logger.exception("engine %s is left alone", url)
+                continue
+            self._engines[url] = _Engine(wanted[url], driver)
+            logger.info("engine %s joined", url)
+
+    async def _observe(self, engine: _Engine) -> None:
+        if _activating(engine):
+            return
+        label: str | None = None
+        with suppress(EngineError):
+            # What matters of the failure is in the state: the engine does not answer.
+            seen = await engine.driver.observe()
+            label = seen.label
+            engine.base_model = seen.base_model or engine.base_model
+        if _activating(engine):
+            return  # It began meanwhile: this answer is of the past.
+        if engine.label is None and label is not None:
+            engine.retry_at_s = 0.0
+        engine.label = label
+        event = doubt(engine.state, label)
+        if event is not None and (engine.state.held or engine.state.error != event.error):
+            logger.warning("engine %s: %s", engine.endpoint.url, event.error)
+            self._apply(engine, event)
+        if self._due(engine):
+            self._work.set()
+
+    # update
+
+    def _due(self, engine: _Engine) -> bool:
+        newest = self._newest.version if self._newest else None
+        return (
+            engine.label is not None
+            and self._clock() >= engine.retry_at_s
+            and wants(engine.state, newest)
+        )
+
+    async def _update(self) -> None:
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            newest = self._newest
+            due = [engine for engine in self._engines.values() if self._due(engine)]
+            if newest is None or not due:
+                continue
+            with tracer().start_as_current_span(
+                "weight_sync.update", context=parent_context(newest.traceparent)
+            ) as span:
+                span.set_attribute("weight_sync.version", newest.version.number)
+                await self._bring(due, newest)
+            # Whatever was announced or joined during the pass is for the next one.
+            self._work.set()
+
+    async def _bring(self, engines: list[_Engine], announced: AnnouncedVersion) -> None:
+        engines = await self._adopt(engines, announced)
+        for engine in engines:
+            self._apply(engine, Prepare(announced.version))
+        shadow = await self._prepare(engines, announced)
+        if shadow is None:
+            return
+        for engine in engines:
+            if engine.state.phase is Phase.PREPARING:
+                engine.prepare_s = shadow.prepare_s
+                engine.payload_bytes = announced.payload_bytes
+                self._apply(engine, Prepared())
+        for engine in engines:
+            # It may have been lost since; then the next pass sees to it.
+            if engine.state.phase is Phase.READY:
+                await self._activate(engine, shadow)
+        await asyncio.to_thread(self._shadows.prune, [shadow.folder])
+
+    async def _adopt(self, engines: list[_Engine], announced: AnnouncedVersion) -> list[_Engine]:
+        """Take engines that can prove they hold the version already; return the others.
+
+        That is how a restarted receiver finds its engines. One that its predecessor left paused
+        goes on generating, now that its weights are known to be whole.
+        """
+        rest = []
+        for engine in engines:
+            proven = False
+            if (
+                engine.state.phase is Phase.UNKNOWN
+                and engine.label == announced.version.label
+                and self._config.verify == "checksums"
+            ):
+                try:
+                    manifest = await asyncio.to_thread(self._shadows.read_manifest, announced)
+                    await engine.driver.verify(manifest)
+                    await engine.driver.resume()
+                    proven = engine.state.phase is Phase.UNKNOWN
+                except (WeightSyncError, OSError) as error:
+                    logger.warning("engine %s: %s; loading it anew", engine.endpoint.url, error)
+            if proven:
+                self._apply(engine, Verified(announced.version))
+            else:
+                rest.append(engine)
+        return rest
+
+    async def _prepare(self, engines: list[_Engine], announced: AnnouncedVersion) -> Shadow | None:
+        if not engines:
+            return None
+        try:
+            base = self._base_model(engines)
+            async with asyncio.timeout(self._config.prepare_timeout_s):
+                shadow = await asyncio.to_thread(self._shadows.prepare, announced, base)
+        except (WeightSyncError, OSError) as error:  # TimeoutError is an OSError
+            reason = str(error) or f"not prepared within {self._config.prepare_timeout_s:g} s"
+            logger.warning("version %d: %s", announced.version.number, reason)
+            self._instruments.failures.add(1, {"step": "prepare"})
+            for engine in engines:
+                if engine.state.phase is Phase.PREPARING:
+                    self._apply(engine, PrepareFailed(reason))
+                self._back_off(engine)
+            return None
+        self._instruments.prepare_s.record(shadow.prepare_s)
+        self._instruments.fetched_bytes.add(shadow.moved_bytes)
+        return shadow
+
+    def _base_model(self, engines: Iterable[_Engine]) -> Path:
+        bases = [self._config.base_model, *(engine.base_model for engine in engines)]
+        for base in bases:
+            if base is not None:
+                if (base / "config.json").is_file():
+                    return base
+                raise BaseModelUnknown(
+                    f"no config.json in {base}: expected an HF model folder. "
+                    "Set receiver.base_model to the folder that the engines were started with"
+                )
+        raise BaseModelUnknown(
+            "no engine says which folder it was started with. Set receiver.base_model to it"
+        )
+
+    async def _activate(self, engine: _Engine, shadow: Shadow) -> None:
+        self._apply(engine, Activate())
+        began_s = time.perf_counter()
+        try:
+            took = await engine.driver.activate(shadow.folder, shadow.manifest)
+        except (WeightSyncError, OSError) as error:
+            logger.warning("engine %s is poisoned: %s", engine.endpoint.url, error)
+            self._instruments.failures.add(1, {"step": "activate"})
+            self._apply(engine, ActivateFailed(str(error) or type(error).__name__))
+            self._back_off(engine)
+            return
+        engine.activate_s = time.perf_counter() - began_s
+        engine.pause_s = took.pause_s
+        engine.label = shadow.manifest.version.label
+        engine.failures = 0
+        self._apply(engine, Activated())
+        self._instruments.activate_s.record(engine.activate_s)
+        self._instruments.pause_s.record(engine.pause_s)
+        logger.info(
+            "engine %s serves version %s: prepared in %.1f ms, paused for %.1f ms",
+            engine.endpoint.url,
+            engine.label,
+            engine.prepare_s * 1e3,
+            engine.pause_s * 1e3,
+        )
+
+    def _back_off(self, engine: _Engine) -> None:
+        wait_s = self._config.retry_s * 2.0 ** min(engine.failures, 16)
+        engine.failures += 1
+        engine.retry_at_s = self._clock() + min(wait_s, self._config.max_retry_s)
+
+    def _apply(self, engine: _Engine, event: Event) -> None:
+        engine.state = transition(engine.state, event)
+        self._changed.set()
+
+    # report
+
+    async def _report(self) -> None:
+        config = self._config
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(config.report_interval_s):
+                    await self._changed.wait()
+            self._changed.clear()
+            for engine in self._engines.values():
+                held = engine.state.held.number if engine.state.held else 0
+                behind = sum(1 for number in self._seen if number > held)
+                self._instruments.versions_behind.set(behind, {"engine": engine.endpoint.url})
+            async with self._service_away("report"):
+                await self._client.report_engines(
+                    config.host, self.reports(), timeout_s=config.call_timeout_s
+                )
+
+    @asynccontextmanager
+    async def _service_away(self, what: str) -> AsyncIterator[None]:
+        """Survive a service that is restarting; every loop tries again by itself."""
+        try:
+            yield
+        except ServiceError as error:
+            logger.warning("could not %s: %s", what, error)
+
+
+def driver_factory(config: ReceiverConfig) -> DriverFactory:
+    """Return what makes a driver for each kind of engine."""
+    settings = DriverSettings(
+        kv_policy=config.kv_policy,
+        verify=config.verify,
+        observe_timeout_s=config.observe_timeout_s,
+        pause_timeout_s=config.pause_timeout_s,
+        load_timeout_s=config.load_timeout_s,
+        verify_timeout_s=config.verify_timeout_s,
+    )
+
+    def make(endpoint: EngineEndpoint) -> EngineDriver:
+        if endpoint.kind != "embedded":
+            raise UnknownEngineKind(
+                f"engine {endpoint.url} is of kind {endpoint.kind!r}; this release drives "
+                "'embedded'. Register it under that kind if it speaks the same API"
+            )
+        return EmbeddedDriver(endpoint.url, settings)
+
+    return make
+
+
+def _activating(engine: _Engine) -> bool:
+    return engine.state.phase is Phase.ACTIVATING
+
+
+def _report(engine: _Engine) -> EngineReport:
+    state = engine.state
+    return EngineReport(
+        url=engine.endpoint.url,
+        kind=engine.endpoint.kind,
+        phase=state.phase,
+        version=state.held.number if state.held else 0,
+        target_version=state.target.number if state.target else 0,
+        prepare_s=engine.prepare_s,
+        activate_s=engine.activate_s,
+        pause_s=engine.pause_s,
+        payload_bytes=engine.payload_bytes,
+        error=state.error,
+    )
