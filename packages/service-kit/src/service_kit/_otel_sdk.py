@@ -69,13 +69,16 @@ class _Outage:
         )
 
 
-class _LastMessage(logging.Handler):
+class _LastMessage(logging.Filter):
+    """Keeps a logger's last message and lets none of them through."""
+
     def __init__(self) -> None:
         super().__init__()
         self.text = ""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def filter(self, record: logging.LogRecord) -> bool:
         self.text = record.getMessage()
+        return False
 
 
 class BoundedSpanProcessor(SpanProcessor):
@@ -258,11 +261,10 @@ def start_sdk(config: TelemetryConfig, endpoint: str, service_name: str) -> Tele
 
 
 def _redirect(noisy: logging.Logger, to: _LastMessage) -> None:
-    for handler in list(noisy.handlers):
-        if isinstance(handler, _LastMessage):
-            noisy.removeHandler(handler)
-    noisy.addHandler(to)
-    noisy.propagate = False
+    for old in [known for known in noisy.filters if isinstance(known, _LastMessage)]:
+        noisy.removeFilter(old)
+    # In front of the SDK's own filter against duplicates, which would withhold messages.
+    noisy.filters.insert(0, to)
 
 
 def _run_all(work: Iterable[Callable[[], None]], timeout_s: float) -> None:

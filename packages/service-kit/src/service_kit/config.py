@@ -126,7 +126,7 @@ def load_config(
             )
         layers.put(path, _value(text), source)
     try:
-        return model.model_validate(layers.values)
+        return model.model_validate(_over_defaults(model, layers.values))
     except pydantic.ValidationError as error:
         raise ConfigError(_explain(error, layers, model)) from None
 
@@ -168,6 +168,38 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {stripped}")["value"]
     except tomllib.TOMLDecodeError:
         return text  # such as [::1]:7101
+
+
+def _over_defaults(model: type[pydantic.BaseModel], values: dict[str, Any]) -> dict[str, Any]:
+    """Complete tables that are given in part from the default of their field.
+
+    A service whose default is `ServerConfig(bind="127.0.0.1:7101")` keeps that address when the
+    operator sets `server.drain_grace_s` alone.
+    """
+    completed = dict(values)
+    for name, info in model.model_fields.items():
+        given = values.get(name)
+        if not isinstance(given, dict):
+            continue
+        default = info.get_default(call_default_factory=True, validated_data={})
+        if isinstance(default, pydantic.BaseModel):
+            completed[name] = _over_instance(default, given)
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, pydantic.BaseModel):
+            completed[name] = _over_defaults(info.annotation, given)
+    return completed
+
+
+def _over_instance(default: pydantic.BaseModel, given: dict[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for name, info in type(default).model_fields.items():
+        current = getattr(default, name)
+        value = given.get(name, current)
+        if typing.get_origin(info.annotation) is typing.Literal and value != current:
+            return given  # the operator chose another member of the union
+        if isinstance(current, pydantic.BaseModel) and isinstance(value, dict):
+            value = _over_instance(current, value)
+        merged[name] = value
+    return {**given, **merged}
 
 
 def _explain(
