@@ -1,0 +1,185 @@
+"""The commands: arguments in, exit code out. What they do lives in the packages beside."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from service_kit.config import ConfigError
+from service_kit.errors import ServiceError
+
+from tailrace_cli.demo.folder import FolderError, RunFolder
+from tailrace_cli.demo.options import Control, DemoOptions
+from tailrace_cli.stack import StackError, load_stack
+from tailrace_cli.stack.files import LOCAL_STACK
+
+BAD_INPUT = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    help="Fully asynchronous reinforcement learning for coding agents.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+messages = Console(stderr=True)
+
+StackFile = Annotated[Path, typer.Option("--stack", help="Stack file (TOML).")]
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Prints one message and ends with `code`."""
+    messages.print(f"[bold red]error:[/] {message}", highlight=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int]]) -> None:
+    """Runs a command's coroutine; errors that a user can act on become messages and exit codes."""
+    try:
+        code = asyncio.run(work())
+    except KeyboardInterrupt:
+        messages.print("stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    except (ConfigError, FolderError) as error:
+        fail(str(error), BAD_INPUT)
+    except StackError as error:
+        fail(str(error), error.exit_code)
+    except ServiceError as error:
+        fail(str(error), 1)
+    if code:
+        raise typer.Exit(code)
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Seed of the whole run.", min=0)] = 0,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps of the learning stage; 10 gives a short look."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="End the learning stage in time to finish in so many minutes."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; default: runs/demo-<time>-seed<n>.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with the run in this folder, with its own options.")
+    ] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="Synchronous: every step waits for all its attempts.")
+    ] = False,
+    control: Annotated[Control, typer.Option(help="Run a control experiment.")] = Control.NONE,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON, as the last line of stdout.")
+    ] = False,
+    tasks: Annotated[int | None, typer.Option(help="Held-out tasks of each evaluation.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Setting of a service: process.dotted.key=value; repeatable."),
+    ] = None,
+) -> None:
+    """Train a tiny coding agent on this machine: base, SFT, asynchronous GRPO, each evaluated."""
+    from tailrace_cli.demo.command import run_demo
+
+    chosen = {
+        "seed": seed,
+        "steps": steps,
+        "minutes": minutes,
+        "sync": sync,
+        "control": control,
+        "eval_tasks": tasks,
+        "overrides": tuple(settings or ()),
+    }
+    if resume is not None and out is not None:
+        fail("--resume names the run's folder already; leave out --out", BAD_INPUT)
+    try:
+        options = DemoOptions.model_validate({k: v for k, v in chosen.items() if v is not None})
+    except ValueError as error:
+        fail(str(error), BAD_INPUT)
+
+    def folder() -> RunFolder:
+        if resume is not None:
+            return RunFolder.resume(resume, time.time)
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        return RunFolder.create(
+            out or Path("runs") / f"demo-{stamp}-seed{seed}", options, time.time
+        )
+
+    run(lambda: run_demo(folder(), as_json=as_json))
+
+
+@app.command()
+def up(
+    stack: StackFile = LOCAL_STACK,
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for logs and state, instead of the stack file's.")
+    ] = None,
+) -> None:
+    """Start every service of a stack and keep it running until Ctrl-C."""
+    from tailrace_cli.stack.command import run_up
+
+    run(lambda: run_up(load_stack(stack, state_dir=state), messages))
+
+
+@app.command()
+def status(
+    stack: StackFile = LOCAL_STACK,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the services of a running stack: health, versions, queues and limits."""
+    from tailrace_cli.status import collect, show
+
+    async def work() -> int:
+        report = await collect(load_stack(stack))
+        if as_json:
+            print(json.dumps(report.as_dict()))
+        else:
+            show(report, Console())
+        return 0 if report.healthy else 1
+
+    run(work)
+
+
+@app.command()
+def doctor(
+    stack: StackFile = LOCAL_STACK,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Check this host and say how to mend what is missing."""
+    from tailrace_cli.doctor import examine, show
+
+    async def work() -> int:
+        findings = examine(load_stack(stack))
+        if as_json:
+            print(json.dumps([vars(f) for f in findings]))
+        else:
+            show(findings, Console())
+        return 1 if any(f.status == "problem" for f in findings) else 0
+
+    run(work)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="Folder of a demo run, finished or not.")],
+) -> None:
+    """Write a run's report.html again, from its recorded events."""
+    from tailrace_cli.report import write_report
+
+    async def work() -> int:
+        print(write_report(folder))
+        return 0
+
+    run(work)
+
+
+def main() -> None:
+    """Entry point."""
+    app(prog_name="tailrace")

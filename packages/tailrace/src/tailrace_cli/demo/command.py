@@ -1,0 +1,161 @@
+"""`tailrace demo`: the stack, the stages, the view, the result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tailrace_cli.demo.folder import RunFolder, read_events, write_json
+from tailrace_cli.demo.recipes import grpo_recipe, sft_recipe
+from tailrace_cli.demo.record import STAGES, RunRecord, fold, kinds_improved, result
+from tailrace_cli.demo.services import connect
+from tailrace_cli.demo.stages import Demo
+from tailrace_cli.demo.traces import collector
+from tailrace_cli.live import LiveView
+from tailrace_cli.report import write_report
+from tailrace_cli.stack import StackSpec, Supervisor, load_stack
+from tailrace_cli.stack.files import LOCAL_STACK
+from tailrace_cli.stack.health import free_ports
+
+HEARTBEAT_S = 1.0
+INTERRUPTED = 130
+
+
+def demo_stack(folder: RunFolder) -> StackSpec:
+    """The shipped stack on free ports, with its state in the run's folder."""
+    names = ("sandbox", "eval", "weights", "rollout", "trainer")
+    *ports, engine_port = free_ports(len(names) + 1)
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, ports, strict=True)}
+    return load_stack(
+        LOCAL_STACK,
+        state_dir=folder.path / "state",
+        variables=addresses
+        | {"engine_port": str(engine_port), "run": f"demo-{folder.options.seed}"},
+        settings=folder.options.overrides,
+    )
+
+
+async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
+    """Runs or goes on with a demo; prints the table and writes the report.
+
+    Returns:
+        Exit code: 0, or 130 after Ctrl-C, when `--resume` goes on.
+
+    Raises:
+        StackError: a service cannot start or go on.
+    """
+    console = Console(stderr=as_json)  # with --json stdout holds the result alone
+    record = fold(read_events(folder.path))
+    if not record.finished:
+        console.print(f"run folder: {folder.path}", highlight=False, soft_wrap=True)
+        try:
+            finished = await _run_stages(folder, record, console)
+        finally:
+            folder.close()
+            write_report(folder.path)
+        if not finished:
+            console.print(
+                f"stopped; go on with: tailrace demo --resume {folder.path}", soft_wrap=True
+            )
+            return INTERRUPTED
+    document = result(record)
+    write_json(folder.path / "result.json", document)
+    page = write_report(folder.path)
+    console.print(table(record), highlight=False)
+    console.print(f"report: {page}", highlight=False, soft_wrap=True)
+    if as_json:
+        print(json.dumps(document))
+    return 0
+
+
+async def _run_stages(folder: RunFolder, record: RunRecord, console: Console) -> bool:
+    """True when all stages are done, False when the user stopped them."""
+    rl = grpo_recipe(folder.options)
+    started = folder.record(
+        "started",
+        seed=folder.options.seed,
+        steps_total={"sft": sft_recipe(folder.options, Path())["steps"], "rl": rl["steps"]},
+        staleness_bound=rl["admission"]["staleness_bound"],
+    )
+    record.apply(started)
+    stack = demo_stack(folder)
+    targets = {process.name: process.target for process in stack.processes}
+    with LiveView(record, console) as view:
+        async with (
+            _heartbeat(folder, record, view),
+            Supervisor(stack).running(),
+            connect(targets) as services,
+        ):
+            collect = collector(targets, folder.options)
+            demo = Demo(folder, record, services, collect, view.update)
+            return await _unless_interrupted(demo.run())
+
+
+@contextlib.asynccontextmanager
+async def _heartbeat(folder: RunFolder, record: RunRecord, view: LiveView) -> AsyncIterator[None]:
+    """Records that the run is alive, so that its wall time is known if it is killed."""
+
+    async def beat() -> None:
+        while True:
+            record.apply(folder.record("heartbeat"))
+            view.update()
+            await asyncio.sleep(HEARTBEAT_S)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _unless_interrupted(work: Coroutine[Any, Any, None]) -> bool:
+    """True when `work` came to its end, False when SIGINT or SIGTERM came first."""
+    loop = asyncio.get_running_loop()
+    task = asyncio.ensure_future(work)
+    interrupted = False
+
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        await task
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+        return False
+    return True
+
+
+def table(record: RunRecord) -> Table:
+    """The result: one row a stage."""
+    shown = Table(title=f"pass@1 on held-out tasks, seed {record.seed}")
+    for column in ("stage", "pass@1", "95 % interval", "tasks x attempts", "version"):
+        shown.add_column(column)
+    for name in STAGES:
+        if name in record.evaluations:
+            e = record.evaluations[name]
+            shown.add_row(
+                name,
+                f"{e.pass1:.3f}",
+                f"{e.ci95[0]:.3f} to {e.ci95[1]:.3f}",
+                f"{e.tasks} x {e.attempts}",
+                ", ".join(map(str, e.versions)),
+            )
+    improved = kinds_improved(record)
+    if improved:
+        shown.caption = f"{len(improved)} kinds of bugs better after rl: {', '.join(improved)}"
+    return shown

@@ -1,0 +1,236 @@
+"""The demo's calls to the running services: deadlines, and patience while one is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import grpc
+from service_kit.channel import ChannelConfig, open_channel
+from service_kit.errors import ServiceError
+from service_kit.streams import with_idle_deadline
+from tailrace.eval.v1 import eval_service_pb2 as eval_pb
+from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceStub
+from tailrace.trainer.v1 import trainer_service_pb2 as trainer_pb
+from tailrace.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
+from tailrace.weight_sync.v1 import weight_service_pb2 as weights_pb
+from tailrace.weight_sync.v1.weight_service_pb2_grpc import WeightServiceStub
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CALL_S = 30.0
+PATIENCE_S = 180.0
+"""How long a service may be away, being restarted, before the demo gives up."""
+RETRY_EVERY_S = 0.5
+PUBLISH_S = 120.0
+STREAM_IDLE_S = 120.0
+CONTRACTS = (eval_pb.DESCRIPTOR, trainer_pb.DESCRIPTOR, weights_pb.DESCRIPTOR)
+STAGE_KINDS = {"sft": trainer_pb.STAGE_KIND_SFT, "rl": trainer_pb.STAGE_KIND_GRPO}
+STATES = {
+    trainer_pb.STAGE_STATE_FINISHED: "finished",
+    trainer_pb.STAGE_STATE_STOPPED: "stopped",
+    trainer_pb.STAGE_STATE_FAILED: "failed",
+}
+
+
+class StageFailedError(Exception):
+    """The trainer ended a stage with an error; its message says which."""
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """Figures of one optimizer step."""
+
+    step: int
+    values: dict[str, float]
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True)
+class StageVersion:
+    """The trainer published weights."""
+
+    number: int
+    step: int
+
+
+@dataclass(frozen=True)
+class StageNote:
+    """Something worth a line."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """The stage is over: finished or stopped."""
+
+    state: str
+    steps: int
+
+
+StageEvent = StageStep | StageVersion | StageNote | StageEnd
+
+
+class Patience:
+    """Allows failures for a while, counted from the last success."""
+
+    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._what = what
+        self._clock = clock
+        self._last_success_s = clock()
+
+    def renew(self) -> None:
+        """Something worked."""
+        self._last_success_s = self._clock()
+
+    async def after(self, error: ServiceError) -> None:
+        """Waits before the next try.
+
+        Raises:
+            ServiceError: `error`, when a retry cannot help or patience is at its end.
+        """
+        if not error.retryable or self._clock() - self._last_success_s > PATIENCE_S:
+            raise error
+        log.info("%s: %s; trying again", self._what, error)
+        await asyncio.sleep(max(RETRY_EVERY_S, error.retry_after_s or 0.0))
+
+
+async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
+    """Repeats an idempotent call while its service is being restarted."""
+    patience = Patience(what)
+    while True:
+        try:
+            return await attempt()
+        except ServiceError as error:
+            await patience.after(error)
+
+
+class Services:
+    """Typed calls to the services of one stack. All of them are idempotent by name or number."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self.eval = EvalServiceStub(channels["eval"])
+        self.trainer = TrainerServiceStub(channels["trainer"])
+        self.weights = WeightServiceStub(channels["weights"])
+
+    async def publish(self, stage: str) -> int:
+        """Publishes a stage's weights ("base": the initial ones) and waits until all engines serve.
+
+        Returns:
+            The version's number.
+        """
+        request = trainer_pb.PublishWeightsRequest(stage=stage)
+        reply = await patiently(
+            "publishing weights",
+            lambda: self.trainer.PublishWeights(request, timeout=PUBLISH_S),
+        )
+        number = reply.version.number
+        awaited = weights_pb.AwaitVersionRequest(number=number)
+        await patiently(
+            f"waiting for version {number}",
+            lambda: self.weights.AwaitVersion(awaited, timeout=PUBLISH_S),
+        )
+        return int(number)
+
+    async def evaluate(
+        self, request: eval_pb.EvaluateRequest
+    ) -> AsyncIterator[eval_pb.EvaluationProgress | eval_pb.EvaluationReport]:
+        """Progress of an evaluation, and its report last."""
+        patience = Patience(f"evaluation {request.name}")
+        while True:
+            call = self.eval.Evaluate(request)
+            try:
+                async for event in with_idle_deadline(call, STREAM_IDLE_S, "evaluation"):
+                    patience.renew()
+                    match event.WhichOneof("event"):
+                        case "progress":
+                            yield event.progress
+                        case "report":
+                            yield event.report
+                            return
+            except ServiceError as error:
+                await patience.after(error)
+
+    async def start_stage(self, name: str, recipe_toml: str) -> int:
+        """Starts or resumes a stage; returns the step it goes on from."""
+        request = trainer_pb.StartStageRequest(
+            name=name, kind=STAGE_KINDS[name], recipe_toml=recipe_toml
+        )
+        reply = await patiently(
+            f"starting stage {name}", lambda: self.trainer.StartStage(request, timeout=CALL_S)
+        )
+        return int(reply.step)
+
+    async def stop_stage(self, name: str) -> None:
+        """Asks a stage to finish its step, write a checkpoint and end."""
+        request = trainer_pb.StopStageRequest(name=name)
+        await patiently(
+            f"stopping stage {name}", lambda: self.trainer.StopStage(request, timeout=PUBLISH_S)
+        )
+
+    async def follow_stage(self, name: str, recipe_toml: str) -> AsyncIterator[StageEvent]:
+        """Starts a stage and yields its events to its end, across restarts of the trainer.
+
+        Raises:
+            StageFailedError: the stage ended with an error.
+        """
+        patience = Patience(f"stage {name}")
+        first = await self.start_stage(name, recipe_toml)
+        if first:
+            yield StageNote(f"stage {name} goes on from step {first}")
+        cursor = 0
+        while True:
+            request = trainer_pb.WatchStageRequest(name=name, cursor=cursor)
+            call = self.trainer.WatchStage(request)
+            try:
+                async for reply in with_idle_deadline(call, STREAM_IDLE_S, f"stage {name}"):
+                    patience.renew()
+                    cursor = max(cursor, reply.cursor)
+                    event = _stage_event(name, reply)
+                    if event is not None:
+                        yield event
+                    if isinstance(event, StageEnd):
+                        return
+            except ServiceError as error:
+                await patience.after(error)
+                step = await self.start_stage(name, recipe_toml)
+                cursor = 0  # a trainer that was restarted counts its events anew
+                yield StageNote(f"stage {name} goes on from step {step}")
+
+
+def _stage_event(name: str, reply: trainer_pb.WatchStageResponse) -> StageEvent | None:
+    match reply.WhichOneof("event"):
+        case "step":
+            step = reply.step
+            return StageStep(step.step, dict(step.values), dict(step.counts))
+        case "version":
+            version = reply.version.version
+            return StageVersion(version.number, version.step)
+        case "note":
+            return StageNote(reply.note)
+        case "ended":
+            state = STATES.get(reply.ended.state, "failed")
+            if state == "failed":
+                raise StageFailedError(f"stage {name} failed: {reply.ended.error}")
+            return StageEnd(state, reply.ended.steps)
+        case _:
+            return None
+
+
+@contextlib.asynccontextmanager
+async def connect(targets: Mapping[str, str]) -> AsyncIterator[Services]:
+    """Channels to the services by process name (`eval`, `trainer`, `weights`)."""
+    async with contextlib.AsyncExitStack() as stack:
+        channels = {}
+        for name, target in targets.items():
+            channel = open_channel(ChannelConfig(target=target), contracts=CONTRACTS)
+            stack.push_async_callback(channel.close)
+            channels[name] = channel
+        yield Services(channels)

@@ -1,0 +1,154 @@
+"""The demo's stages: base, SFT on expert traces, asynchronous GRPO; each is evaluated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from tailrace.eval.v1 import eval_service_pb2 as eval_pb
+
+from tailrace_cli.demo.folder import RunFolder
+from tailrace_cli.demo.options import Control, DemoOptions
+from tailrace_cli.demo.recipes import as_toml, grpo_recipe, sft_recipe
+from tailrace_cli.demo.record import RunRecord
+from tailrace_cli.demo.services import Services, StageEnd, StageNote, StageStep, StageVersion
+
+EVALUATION_RESERVE_S = 60.0
+"""Kept back from `--minutes` for the last evaluation."""
+
+
+TraceCollector = Callable[[Path, Callable[[int, int], None]], Awaitable[None]]
+"""Writes expert traces into a file, whole or not at all; see traces.py."""
+
+
+class Demo:
+    """Runs what the run's record says is still to be done."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        record: RunRecord,
+        services: Services,
+        collect_traces: TraceCollector,
+        on_change: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._record = record
+        self._services = services
+        self._collect_traces = collect_traces
+        self._on_change = on_change
+        self._options: DemoOptions = folder.options
+
+    async def run(self) -> None:
+        """All stages in order; on a resumed run only what is missing."""
+        async with asyncio.TaskGroup() as group:
+            # The base is scored while the trainer learns from traces: it publishes nothing then.
+            if "base" not in self._record.evaluations:
+                await self._publish("base")
+                group.create_task(self._evaluate("base"))
+            group.create_task(self._sft())
+        if "sft" not in self._record.evaluations:
+            await self._publish("sft")
+            await self._evaluate("sft")
+        if self._options.control is not Control.MORE_SFT:
+            await self._rl()
+        self._emit("finished")
+
+    def _emit(self, kind: str, **fields: Any) -> None:
+        self._record.apply(self._folder.record(kind, **fields))
+        self._on_change()
+
+    async def _publish(self, stage: str) -> None:
+        number = await self._services.publish(stage)
+        self._emit("version", number=number, step=0, stage=stage)
+        self._version = number
+
+    async def _evaluate(self, name: str) -> None:
+        self._emit("stage", name=f"evaluating {name}")
+        request = eval_pb.EvaluateRequest(
+            name=name,
+            task_set="heldout",
+            tasks=self._options.eval_tasks,
+            task_seed=0,
+            attempts=self._options.eval_attempts,
+            version=self._version,
+            sampling=eval_pb.EvaluationSampling(
+                temperature=1.0, top_p=1.0, seed=1_000_003 * (self._options.seed + 1)
+            ),
+        )
+        async for event in self._services.evaluate(request):
+            if isinstance(event, eval_pb.EvaluationProgress):
+                self._emit(
+                    "evaluation_progress",
+                    name=name,
+                    done=event.attempts_done,
+                    total=event.attempts_total,
+                    solved=event.solved,
+                )
+            else:
+                self._emit("evaluation", name=name, **_evaluation_fields(event))
+
+    async def _sft(self) -> None:
+        traces = self._folder.path / "traces.jsonl"
+        if not traces.exists():
+            self._emit("stage", name="expert traces")
+            await self._collect_traces(
+                traces, lambda done, total: self._emit("traces", done=done, total=total)
+            )
+        await self._stage("sft", as_toml(sft_recipe(self._options, traces)))
+
+    async def _rl(self) -> None:
+        if "rl" in self._record.evaluations:
+            return
+        budget = None
+        if self._options.minutes is not None:
+            budget = self._options.minutes * 60 - EVALUATION_RESERVE_S - self._record.wall_s
+        await self._stage("rl", as_toml(grpo_recipe(self._options)), budget_s=budget)
+        await self._publish("rl")
+        await self._evaluate("rl")
+
+    async def _stage(self, name: str, recipe: str, budget_s: float | None = None) -> None:
+        """Runs a stage to its end, or stops it when its time is used up."""
+        self._emit("stage", name=name)
+        async with asyncio.TaskGroup() as group:
+            timer = group.create_task(self._stop_after(name, budget_s))
+            await self._follow(name, recipe)
+            timer.cancel()
+
+    async def _stop_after(self, name: str, budget_s: float | None) -> None:
+        if budget_s is None:
+            return
+        await asyncio.sleep(max(budget_s, 0.0))
+        self._emit("note", text=f"time is up: stopping stage {name} after its present step")
+        await self._services.stop_stage(name)
+
+    async def _follow(self, name: str, recipe: str) -> None:
+        async for event in self._services.follow_stage(name, recipe):
+            match event:
+                case StageStep(step, values, counts):
+                    self._emit("step", stage=name, step=step, values=values, counts=counts)
+                case StageVersion(number, step):
+                    self._emit("version", number=number, step=step, stage=name)
+                case StageNote(text):
+                    self._emit("note", text=text)
+                case StageEnd(state, steps):
+                    self._emit("stage_ended", name=name, state=state, steps=steps)
+
+
+def _evaluation_fields(report: eval_pb.EvaluationReport) -> dict[str, Any]:
+    return {
+        "pass1": report.pass_at_1,
+        "ci95": [report.pass_at_1_ci95.low, report.pass_at_1_ci95.high],
+        "pass_at_k": report.pass_at_k,
+        "tasks": report.tasks,
+        "attempts": report.attempts // max(report.tasks, 1),
+        "outcomes": dict(report.outcomes),
+        "by_kind": [
+            {"name": k.name, "tasks": k.tasks, "pass_rate": k.pass_rate} for k in report.by_kind
+        ],
+        "versions": list(report.versions),
+        "task_list_digest": report.task_list_digest,
+        "by_task": [[t.task_id, t.solved, t.attempts] for t in report.by_task],
+    }
