@@ -1,6 +1,6 @@
 """A typed client of the WeightService, for publishers, receivers and tools."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -67,7 +67,7 @@ class WeightClient:
 
     async def watch_versions(
         self, run: str = "", *, after_number: int = 0, idle_timeout_s: float
-    ) -> AsyncIterator[AnnouncedVersion]:
+    ) -> AsyncGenerator[AnnouncedVersion, None]:
         """Yield the newest version, then each that follows.
 
         Args:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import grpc
 import numpy as np
 from numpy.typing import NDArray
+from service_kit.deadlines import Deadline
 from service_kit.errors import Reason, ServiceError
 from service_kit.telemetry import current_traceparent
 
@@ -40,6 +41,9 @@ __all__ = ["PolicyVersion", "Published", "Publisher", "RawTensor"]
 
 logger = logging.getLogger(__name__)
 
+_ANNOUNCE_S = 10.0
+_FIRST_WAIT_S = 0.1
+_LONGEST_WAIT_S = 2.0
 _DTYPE_OF_NUMPY: Mapping[str, str] = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -184,21 +188,23 @@ class Publisher:
         Raises:
             Fenced: a newer incarnation publishes; stop.
             StoreFull: no space is left; free some and publish again.
-            ServiceError: the service could not be reached or refused.
+            ServiceError: the service refused, or could not be reached in all that time.
             ValueError: a tensor is not what its label says.
             TimeoutError: writing took too long.
         """
         if parent is None:
             parent = self.last.version.number if self.last else 0
-        async with self._busy, asyncio.timeout(timeout_s):
+        deadline = Deadline.after(timeout_s)
+        async with self._busy:
             with tracer().start_as_current_span("weight_sync.publish") as span:
                 began_s = time.perf_counter()
                 number, self._next = self._next, self._next + 1
                 raw = [raw_tensor(name, value) for name, value in tensors.items()]
                 # An abandoned write goes on in its thread, into a folder of its own.
-                manifest, uri = await asyncio.to_thread(self._write, raw, number, step, parent)
+                async with asyncio.timeout(deadline.remaining_s()):
+                    manifest, uri = await asyncio.to_thread(self._write, raw, number, step, parent)
                 written_s = time.perf_counter()
-                needed = await self._announce(manifest, uri, timeout_s)
+                needed = await self._announce(manifest, uri, deadline)
                 announced_s = time.perf_counter()
                 await asyncio.to_thread(self._prune, needed)
                 span.set_attribute("weight_sync.version", number)
@@ -230,7 +236,8 @@ class Publisher:
             publication.abandon()
             raise
 
-    async def _announce(self, manifest: Manifest, uri: str, timeout_s: float) -> Needed:
+    async def _announce(self, manifest: Manifest, uri: str, deadline: Deadline) -> Needed:
+        """Announce until it is heard: a service that restarts must not cost a version."""
         announced = AnnouncedVersion(
             version=manifest.version,
             manifest_uri=uri,
@@ -238,12 +245,22 @@ class Publisher:
             base=manifest.base,
             traceparent=current_traceparent(),
         )
-        try:
-            needed = await self._client.announce(announced, timeout_s=timeout_s)
-        except ServiceError as error:
-            if error.reason is Reason.FENCED:
-                raise Fenced(error.message) from error
-            raise
+        wait_s = _FIRST_WAIT_S
+        while True:
+            try:
+                needed = await self._client.announce(
+                    announced, timeout_s=deadline.within(_ANNOUNCE_S)
+                )
+                break
+            except ServiceError as error:
+                if error.reason is Reason.FENCED:
+                    raise Fenced(error.message) from error
+                if not error.retryable or deadline.remaining_s() <= wait_s:
+                    raise
+                number = manifest.version.number
+                logger.warning("version %d is not announced yet: %s", number, error)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
         self._links[manifest.version.number] = Link(manifest.version.number, manifest.base)
         return needed
 

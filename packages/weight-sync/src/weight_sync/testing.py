@@ -53,6 +53,8 @@ class FakeEngine:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.faults: deque[Fault] = deque()
         """Taken by the loads that follow, one each."""
+        self.fuses = False
+        """Reports checksums under names of its own, as an engine does that fuses tensors."""
         self.pause_faults: deque[Fault] = deque()
         self.url = ""
         self._runner: web.AppRunner | None = None
@@ -160,6 +162,8 @@ class FakeEngine:
     async def _checksums(self, request: web.Request) -> web.Response:
         await self._body(request)
         checksums = {name: digest(data) for name, data in self.tensors.items()}
+        if self.fuses:
+            checksums = {f"{name}.fused": checksum for name, checksum in checksums.items()}
         return web.json_response({"success": True, "ranks": [{"checksums": checksums}]})
 
     async def _body(self, request: web.Request) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""The service as its operators run it: a process that may be killed at any moment."""
+
+import asyncio
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_kit.channel import ChannelConfig, open_channel
+from weight_sync import Publisher, WeightClient
+from weight_sync.testing import FakeEngine, root_of
+
+Weights = Callable[[int], dict[str, Any]]
+
+
+class Process:
+    """`python -m weight_sync serve` with everything in one folder."""
+
+    def __init__(self, folder: Path, engine: FakeEngine, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
+        settings = {
+            "server.bind": self.address,
+            "state_dir": folder / "state",
+            "store.folder": folder / "store",
+            "receiver.engines": json.dumps([{"url": engine.url}]).replace(":", "=", 1),
+            "receiver.poll_interval_s": 0.05,
+            "receiver.report_interval_s": 0.2,
+        }
+        self.command = [sys.executable, "-m", "weight_sync", "serve"]
+        for key, value in settings.items():
+            self.command += ["--set", f"{key}={value}"]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self.command)
+
+    def end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return self._process.wait(timeout=20)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+async def test_a_killed_service_goes_on_where_it_was(
+    tmp_path: Path, engine: FakeEngine, weights: Weights
+) -> None:
+    process = Process(tmp_path, engine, free_port())
+    channel_config = ChannelConfig(
+        target=process.address, wait_for_ready=True, max_reconnect_backoff_s=0.2
+    )
+    process.start()
+    try:
+        async with open_channel(channel_config) as channel:
+            client = WeightClient(channel)
+            publisher = await Publisher.acquire(channel, run="run")
+            numbers = []
+            for seed in (1, 2):
+                version = await publisher.publish(weights(seed), step=seed)
+                found = await client.await_version(version.number, timeout_s=20)
+                assert found.engines == 1
+                assert engine.root() == root_of({n: a.tobytes() for n, a in weights(seed).items()})
+                numbers.append(version.number)
+                assert process.end(signal.SIGKILL) == -signal.SIGKILL
+                process.start()
+            # The publisher of before may go on; a new one fences it off, with higher numbers still.
+            found = await client.await_version(2, timeout_s=20)
+            assert found.engines == 1
+            resumed = await Publisher.acquire(channel, run="run")
+            numbers.append((await resumed.publish(weights(3), step=3, parent=2)).number)
+            assert numbers == [1, 2, 3]
+            assert (await client.await_version(3, timeout_s=20)).engines == 1
+            loads = [path for path, _ in engine.calls if path == "/update_weights_from_disk"]
+            assert len(loads) == 3  # none because of a restart
+            assert engine.unpaused_loads == 0
+    finally:
+        code = await asyncio.to_thread(process.end, signal.SIGTERM)
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("receiver.verfy=label", "receiver.verify"),
+        ("receiver.only=true", "receiver.only needs receiver.service"),
+    ],
+)
+def test_a_bad_setting_is_one_clear_message_and_exit_code_2(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    command = [sys.executable, "-m", "weight_sync", "serve"]
+    for each in ("server.bind=127.0.0.1:0", f"state_dir={tmp_path}", setting):
+        command += ["--set", each]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_busy_port_is_one_clear_message_and_exit_code_2(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "weight_sync", "serve"]
+        for each in (f"server.bind=127.0.0.1:{port}", f"state_dir={tmp_path}"):
+            command += ["--set", each]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
