@@ -1,0 +1,1 @@
+"""What computes: forward, backward, optimizer. One protocol, several back-ends."""

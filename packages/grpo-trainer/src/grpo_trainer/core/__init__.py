@@ -1,0 +1,1 @@
+"""Decisions of the trainer, free of I/O, clocks, hidden randomness and torch."""
