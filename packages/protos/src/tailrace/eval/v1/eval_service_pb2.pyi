@@ -559,6 +559,7 @@ class EvaluationProgress(_message.Message):
     SOLVED_FIELD_NUMBER: _builtins.int
     FAULTS_FIELD_NUMBER: _builtins.int
     attempts_done: _builtins.int
+    """Those of tasks that are left out count as done."""
     attempts_total: _builtins.int
     solved: _builtins.int
     faults: _builtins.int
@@ -611,6 +612,7 @@ class StratumScore(_message.Message):
     name: _builtins.str
     tasks: _builtins.int
     attempts: _builtins.int
+    """Of all its tasks together."""
     pass_rate: _builtins.float
     def __init__(
         self,
@@ -664,12 +666,15 @@ class EvaluationReport(_message.Message):
     TASK_LIST_DIGEST_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
     BY_TASK_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     pass_at_1: _builtins.float
     pass_at_k: _builtins.float
     """Unbiased estimate at k = attempts."""
     tasks: _builtins.int
+    """Tasks scored."""
     attempts: _builtins.int
+    """Attempts at each task."""
     task_list_digest: _builtins.str
     """Digest of the exact list of tasks."""
     wall_s: _builtins.float
@@ -678,7 +683,9 @@ class EvaluationReport(_message.Message):
         """95 %, bootstrap clustered by task."""
 
     @_builtins.property
-    def outcomes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def outcomes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Attempts by outcome. FAULT counts tries that were made again; no figure above contains them."""
+
     @_builtins.property
     def by_kind(self) -> _containers.RepeatedCompositeFieldContainer[Global___StratumScore]: ...
     @_builtins.property
@@ -688,6 +695,10 @@ class EvaluationReport(_message.Message):
     @_builtins.property
     def by_task(self) -> _containers.RepeatedCompositeFieldContainer[Global___TaskScore]:
         """Attempts solved, by task, in the order of the list."""
+
+    @_builtins.property
+    def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedTask]:
+        """Tasks whose attempts kept faulting. They are in none of the figures."""
 
     def __init__(
         self,
@@ -704,14 +715,37 @@ class EvaluationReport(_message.Message):
         task_list_digest: _builtins.str = ...,
         wall_s: _builtins.float = ...,
         by_task: _abc.Iterable[Global___TaskScore] | None = ...,
+        quarantined: _abc.Iterable[Global___QuarantinedTask] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pass_at_1_ci95", b"pass_at_1_ci95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "by_kind", b"by_kind", "by_task", b"by_task", "name", b"name", "outcomes", b"outcomes", "pass_at_1", b"pass_at_1", "pass_at_1_ci95", b"pass_at_1_ci95", "pass_at_k", b"pass_at_k", "task_list_digest", b"task_list_digest", "tasks", b"tasks", "versions", b"versions", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "by_kind", b"by_kind", "by_task", b"by_task", "name", b"name", "outcomes", b"outcomes", "pass_at_1", b"pass_at_1", "pass_at_1_ci95", b"pass_at_1_ci95", "pass_at_k", b"pass_at_k", "quarantined", b"quarantined", "task_list_digest", b"task_list_digest", "tasks", b"tasks", "versions", b"versions", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluationReport: _TypeAlias = EvaluationReport  # noqa: Y015
+
+@_typing.final
+class QuarantinedTask(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    task_id: _builtins.str
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        task_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "task_id", b"task_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantinedTask: _TypeAlias = QuarantinedTask  # noqa: Y015
 
 @_typing.final
 class TaskScore(_message.Message):
