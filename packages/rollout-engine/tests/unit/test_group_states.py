@@ -41,15 +41,15 @@ def test_a_group_whose_faults_reach_its_cap_gets_no_refill() -> None:
     assert state.slots[1].status is SlotStatus.GIVEN_UP
 
 
-def test_a_restart_begins_running_attempts_again_without_counting_a_fault() -> None:
+def test_a_recovered_group_goes_on_where_its_ledger_left_it() -> None:
     slots = {
         0: Slot(SlotStatus.VALID),
-        1: Slot(SlotStatus.RUNNING, try_number=1, faults=1, last_fault=FAULT),
+        1: Slot(SlotStatus.PENDING, try_number=2, faults=1, last_fault=FAULT),
     }
     state = GroupState.recovered(slots, attempts=3)
     assert state.pending == (1, 2)
-    assert state.slots[1].try_number == 2
-    assert state.faults == 1
+    assert [slot.try_number for slot in state.slots] == [0, 2, 0]
+    assert (state.valid, state.faults) == (1, 1)
 
 
 def test_an_attempt_that_does_not_run_cannot_end() -> None:

@@ -67,17 +67,8 @@ class GroupState:
 
     @classmethod
     def recovered(cls, slots: Mapping[int, Slot], attempts: int) -> GroupState:
-        """Give the group as a ledger remembers it; what ran is started again as a new try."""
-        state = cls.new(attempts)
-        found = dict(enumerate(state.slots)) | dict(slots)
-        return cls(
-            tuple(
-                replace(slot, status=SlotStatus.PENDING, try_number=slot.try_number + 1)
-                if slot.status is SlotStatus.RUNNING
-                else slot
-                for _, slot in sorted(found.items())
-            )
-        )
+        """Give the group as a ledger remembers it; indices that it does not know are new."""
+        return cls(tuple(slots.get(index, Slot()) for index in range(attempts)))
 
     @property
     def pending(self) -> tuple[int, ...]:
