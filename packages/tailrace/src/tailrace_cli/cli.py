@@ -80,9 +80,12 @@ def demo(
         bool, typer.Option("--json", help="Print the result as JSON, as the last line of stdout.")
     ] = False,
     tasks: Annotated[int | None, typer.Option(help="Held-out tasks of each evaluation.")] = None,
+    traces: Annotated[int | None, typer.Option(help="Expert traces for SFT.")] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Setting of a service: process.dotted.key=value; repeatable."),
+        typer.Option(
+            "--set", help="Setting of a service or recipe: name.dotted.key=value; repeatable."
+        ),
     ] = None,
 ) -> None:
     """Train a tiny coding agent on this machine: base, SFT, asynchronous GRPO, each evaluated."""
@@ -95,6 +98,7 @@ def demo(
         "sync": sync,
         "control": control,
         "eval_tasks": tasks,
+        "traces": traces,
         "overrides": tuple(settings or ()),
     }
     if resume is not None and out is not None:

@@ -65,7 +65,7 @@ def test_settings_reach_into_a_process_s_config_with_their_toml_types() -> None:
 
 @pytest.mark.parametrize("setting", ["a", "a=1", "b.x=1"])
 def test_a_setting_that_reaches_nothing_is_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=r"setting|no process"):
+    with pytest.raises(ConfigError, match=r"is no setting|nothing is named"):
         parse_stack({"processes": [process("a")]}, source="t", settings=[setting])
 
 

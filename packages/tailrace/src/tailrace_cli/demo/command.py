@@ -7,14 +7,13 @@ import contextlib
 import json
 import signal
 from collections.abc import AsyncIterator, Coroutine
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from tailrace_cli.demo.folder import RunFolder, read_events, write_json
-from tailrace_cli.demo.recipes import grpo_recipe, sft_recipe
+from tailrace_cli.demo.recipes import recipes_of
 from tailrace_cli.demo.record import STAGES, RunRecord, fold, kinds_improved, result
 from tailrace_cli.demo.services import connect
 from tailrace_cli.demo.stages import Demo
@@ -39,7 +38,7 @@ def demo_stack(folder: RunFolder) -> StackSpec:
         state_dir=folder.path / "state",
         variables=addresses
         | {"engine_port": str(engine_port), "run": f"demo-{folder.options.seed}"},
-        settings=folder.options.overrides,
+        settings=folder.options.service_settings,
     )
 
 
@@ -78,12 +77,12 @@ async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
 
 async def _run_stages(folder: RunFolder, record: RunRecord, console: Console) -> bool:
     """True when all stages are done, False when the user stopped them."""
-    rl = grpo_recipe(folder.options)
+    recipes = recipes_of(folder.options)
     started = folder.record(
         "started",
         seed=folder.options.seed,
-        steps_total={"sft": sft_recipe(folder.options, Path())["steps"], "rl": rl["steps"]},
-        staleness_bound=rl["admission"]["staleness_bound"],
+        steps_total={name: recipe["steps"] for name, recipe in recipes.items()},
+        staleness_bound=recipes["rl"]["admission"]["staleness_bound"],
     )
     record.apply(started)
     stack = demo_stack(folder)

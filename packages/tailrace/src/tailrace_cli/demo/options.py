@@ -7,6 +7,8 @@ from enum import StrEnum
 from pydantic import Field
 from service_kit.config import Config
 
+RECIPES = ("sft.", "rl.")
+
 
 class Control(StrEnum):
     """Control experiments: one thing is changed, everything else stays (docs/results.md)."""
@@ -40,4 +42,15 @@ class DemoOptions(Config):
     traces: int = Field(default=1000, ge=1)
     """Expert traces for SFT."""
     overrides: tuple[str, ...] = ()
-    """Settings of services, `process.dotted.key=value`, such as `sandbox.faults.exec_rate=0.1`."""
+    """Settings by name: of a service, such as `sandbox.faults.exec_rate=0.1`, or of a recipe (`sft`
+    and `rl`), such as `rl.batch_groups=8`."""
+
+    @property
+    def recipe_settings(self) -> tuple[str, ...]:
+        """Those for recipes."""
+        return tuple(s for s in self.overrides if s.startswith(RECIPES))
+
+    @property
+    def service_settings(self) -> tuple[str, ...]:
+        """Those for services."""
+        return tuple(s for s in self.overrides if not s.startswith(RECIPES))

@@ -10,6 +10,7 @@ from typing import Any
 import tomli_w
 
 from tailrace_cli.demo.options import Control, DemoOptions
+from tailrace_cli.stack.spec import apply_setting
 
 FOLDER = Path(__file__).parent
 MORE_SFT_STEPS = 4
@@ -21,9 +22,20 @@ def shipped(name: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{name}.toml").read_text())
 
 
-def sft_recipe(options: DemoOptions, traces: Path) -> dict[str, Any]:
-    """Keys of grpo_trainer's SftConfig."""
-    recipe = shipped("sft") | {"traces": [str(traces.resolve())], "seed": options.seed}
+def recipes_of(options: DemoOptions) -> dict[str, dict[str, Any]]:
+    """Recipes by stage: `sft` with keys of SftConfig but its traces, `rl` with keys of GrpoConfig.
+
+    Raises:
+        ConfigError: a setting is none.
+    """
+    recipes = {"sft": _sft(options), "rl": _grpo(options)}
+    for setting in options.recipe_settings:
+        apply_setting(recipes, setting)
+    return recipes
+
+
+def _sft(options: DemoOptions) -> dict[str, Any]:
+    recipe = shipped("sft") | {"seed": options.seed}
     if options.control is Control.MORE_SFT:
         recipe["steps"] *= MORE_SFT_STEPS
     if options.control is Control.SFT_SUCCESSES:
@@ -31,15 +43,14 @@ def sft_recipe(options: DemoOptions, traces: Path) -> dict[str, Any]:
     return recipe
 
 
-def grpo_recipe(options: DemoOptions) -> dict[str, Any]:
-    """Keys of grpo_trainer's GrpoConfig."""
+def _grpo(options: DemoOptions) -> dict[str, Any]:
     recipe = shipped("grpo") | {"steps": options.steps, "seed": options.seed}
-    recipe["curriculum"] = dict(recipe.get("curriculum", {})) | {"seed": options.seed}
+    recipe["curriculum"] = recipe.get("curriculum", {}) | {"seed": options.seed}
     if options.control is Control.SHUFFLED_REWARDS:
         recipe["shuffle_rewards"] = True
     if options.sync:
         recipe["mode"] = "sync"
-        recipe["admission"] = dict(recipe.get("admission", {})) | {"staleness_bound": 0}
+        recipe["admission"] = recipe.get("admission", {}) | {"staleness_bound": 0}
     return recipe
 
 

@@ -11,7 +11,7 @@ from tailrace.eval.v1 import eval_service_pb2 as eval_pb
 
 from tailrace_cli.demo.folder import RunFolder
 from tailrace_cli.demo.options import Control, DemoOptions
-from tailrace_cli.demo.recipes import as_toml, grpo_recipe, sft_recipe
+from tailrace_cli.demo.recipes import as_toml, recipes_of
 from tailrace_cli.demo.record import RunRecord
 from tailrace_cli.demo.services import Services, StageEnd, StageNote, StageStep, StageVersion
 
@@ -40,6 +40,7 @@ class Demo:
         self._collect_traces = collect_traces
         self._on_change = on_change
         self._options: DemoOptions = folder.options
+        self._recipes = recipes_of(folder.options)
 
     async def run(self) -> None:
         """All stages in order; on a resumed run only what is missing."""
@@ -97,7 +98,9 @@ class Demo:
             await self._collect_traces(
                 traces, lambda done, total: self._emit("traces", done=done, total=total)
             )
-        await self._stage("sft", as_toml(sft_recipe(self._options, traces)))
+        await self._stage(
+            "sft", as_toml(self._recipes["sft"] | {"traces": [str(traces.resolve())]})
+        )
 
     async def _rl(self) -> None:
         if "rl" in self._record.evaluations:
@@ -105,7 +108,7 @@ class Demo:
         budget = None
         if self._options.minutes is not None:
             budget = self._options.minutes * 60 - EVALUATION_RESERVE_S - self._record.wall_s
-        await self._stage("rl", as_toml(grpo_recipe(self._options)), budget_s=budget)
+        await self._stage("rl", as_toml(self._recipes["rl"]), budget_s=budget)
         await self._publish("rl")
         await self._evaluate("rl")
 

@@ -175,8 +175,9 @@ def parse_stack(
         values[name] = expand(value, values)
     if "processes" in data:
         data["processes"] = expand(data["processes"], values)
+        tables = {p["name"]: p.setdefault("config", {}) for p in data["processes"] if "name" in p}
         for setting in settings:
-            _set(data["processes"], setting)
+            apply_setting(tables, setting)
     data["variables"] = values
     data["state_dir"] = folder
     try:
@@ -186,18 +187,21 @@ def parse_stack(
         raise ConfigError(f"{source} is not a valid stack:\n  " + "\n  ".join(lines)) from error
 
 
-def _set(processes: Sequence[dict[str, Any]], setting: str) -> None:
-    """Puts one `process.dotted.key=value` into the processes' configurations."""
+def apply_setting(tables: Mapping[str, dict[str, Any]], setting: str) -> None:
+    """Puts one `name.dotted.key=value` into the table of that name.
+
+    Raises:
+        ConfigError: it is no setting, or there is no such table.
+    """
     path, equals, text = setting.partition("=")
     name, _, key = path.partition(".")
     if not equals or not key:
-        raise ConfigError(f"{setting!r} is no setting; expected process.dotted.key=value")
-    names = [p.get("name") for p in processes]
-    if name not in names:
-        raise ConfigError(f"{setting!r}: no process {name!r}; known: {', '.join(map(str, names))}")
-    table = processes[names.index(name)].setdefault("config", {})
-    *tables, last = key.split(".")
-    for part in tables:
+        raise ConfigError(f"{setting!r} is no setting; expected name.dotted.key=value")
+    if name not in tables:
+        raise ConfigError(f"{setting!r}: nothing is named {name!r}; known: {', '.join(tables)}")
+    table = tables[name]
+    *folders, last = key.split(".")
+    for part in folders:
         table = table.setdefault(part, {})
     table[last] = _toml_value(text)
 
