@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import grpc
 
-from service_kit._rpc_telemetry import ClientMethodTelemetry
+from service_kit._rpc_telemetry import CORE_FAILURE, ClientMethodTelemetry
 from service_kit.deadlines import MissingDeadlineError
-from service_kit.errors import error_from_rpc
+from service_kit.errors import ServiceError, Unavailable, error_from_rpc
+
+_STATUS_PAUSES_S = (0.0, 0.001, 0.01, 0.1, 1.0)
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 Requests = AsyncIterable[Any] | Iterable[Any]
@@ -125,8 +127,25 @@ class _Call(grpc.aio.Call):
         if inner is not None and not inner.done():
             inner.cancel()
 
-    def _fail(self, error: grpc.aio.AioRpcError) -> NoReturn:
-        raise error_from_rpc(error, where=self._method.where) from error
+    async def _failure(self, error: grpc.aio.AioRpcError) -> ServiceError | None:
+        """Return what the call failed with, or None if it has ended well after all.
+
+        When the server ends a call while the client still writes, grpc.aio sets a status of its
+        own, and the server's comes a moment later.
+        """
+        for pause_s in _STATUS_PAUSES_S:
+            if error.details() != CORE_FAILURE:
+                break
+            await asyncio.sleep(pause_s)
+            code = await self._inner.code()
+            if code is grpc.StatusCode.OK:
+                return None
+            error = grpc.aio.AioRpcError(
+                code,
+                trailing_metadata=await self._inner.trailing_metadata(),
+                details=await self._inner.details(),
+            )
+        return error_from_rpc(error, where=self._method.where)
 
     def _explain_cancellation(self) -> None:
         """Raise the request iterator's error if that, and nobody else, cancelled the call."""
@@ -181,7 +200,8 @@ class _Call(grpc.aio.Call):
         try:
             await self._inner.wait_for_connection()
         except grpc.aio.AioRpcError as error:
-            self._fail(error)
+            if (failure := await self._failure(error)) is not None:
+                raise failure from error
 
 
 class _UnaryResponse(_Call):
@@ -189,7 +209,11 @@ class _UnaryResponse(_Call):
         try:
             return (yield from self._inner.__await__())
         except grpc.aio.AioRpcError as error:
-            self._fail(error)
+            failure = yield from self._failure(error).__await__()
+            raise failure or Unavailable(
+                f"{self._method.where} answered before it had read all requests, and the answer "
+                "is lost; call again, and let the service read to the end"
+            ) from error
         except asyncio.CancelledError:
             self._explain_cancellation()
             raise
@@ -199,38 +223,48 @@ class _StreamResponse(_Call):
     _messages: AsyncIterator[Any] | None = None
 
     def __aiter__(self) -> Self:
-        if self._messages is None:
-            self._messages = self._inner.__aiter__()
         return self
 
     async def __anext__(self) -> Any:
-        assert self._messages is not None, "use `async for`"
+        if self._messages is None:
+            self._messages = self._inner.__aiter__()
         try:
-            return await self._messages.__anext__()
+            return await anext(self._messages)
         except grpc.aio.AioRpcError as error:
-            self._fail(error)
+            raise await self._failure(error) or StopAsyncIteration from error
         except asyncio.CancelledError:
             self._explain_cancellation()
             raise
 
     async def read(self) -> Any:
-        """Return the next message, or `grpc.aio.EOF`."""
+        """Return the next message, or `grpc.aio.EOF`.
+
+        Reads through the iterator: the plain call's own `read` drops the messages that are still
+        to be read when the status arrives.
+        """
         try:
-            return await self._inner.read()
-        except grpc.aio.AioRpcError as error:
-            self._fail(error)
-        except asyncio.CancelledError:
-            self._explain_cancellation()
-            raise
+            return await anext(self)
+        except StopAsyncIteration:
+            return grpc.aio.EOF
 
 
 class _StreamRequest(_Call):
     async def write(self, request: Any) -> None:
-        """Send one message; waits while the flow control holds it back."""
+        """Send one message; waits while the flow control holds it back.
+
+        Raises:
+            asyncio.InvalidStateError: The call has ended. Read on, or await the response, to learn
+                how; the server's status may stand behind messages that are still to be read.
+            ServiceError: The call has failed.
+        """
         try:
             await self._inner.write(request)
         except grpc.aio.AioRpcError as error:
-            self._fail(error)
+            if error.details() == CORE_FAILURE:
+                raise asyncio.InvalidStateError(
+                    f"{self._method.where} has ended: read on to learn how"
+                ) from error
+            raise error_from_rpc(error, where=self._method.where) from error
 
     async def done_writing(self) -> None:
         """Tell the server that no message follows."""

@@ -19,6 +19,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service_kit.addresses import is_unix, split_host_port
 from service_kit.telemetry import Telemetry
 
+CORE_FAILURE = "Internal error from Core"
+"""What grpc.aio gives as details when an operation of its core fails, as a write does when the
+server has ended the call. The call's real status, with another call of the callbacks, follows."""
+
+_REAL_STATUS_WAIT_S = 2.0
 _SCOPE = "service_kit"
 _BUCKETS_S = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10]
 # A caller's mistake is not the server's error.
@@ -84,33 +89,54 @@ class ClientMethodTelemetry:
         carrier: dict[str, str] = {}
         _propagator.inject(carrier, context=trace.set_span_in_context(span))
         options["metadata"] = (*options["metadata"], *carrier.items())
+        recording = _ClientSpan(self._instruments, self._attributes, span, began)
         try:
             started = call(arguments, **options)
         except BaseException as error:
             span.record_exception(error)
-            self._finish(span, began, grpc.StatusCode.UNKNOWN, str(error))
+            recording.finish(grpc.StatusCode.UNKNOWN, str(error))
             raise
-        started.add_done_callback(lambda ended: self._on_done(ended, span, began))
+        started.add_done_callback(recording)
         return started
 
-    def _on_done(self, ended: Any, span: trace.Span, began: float) -> None:
+
+class _ClientSpan:
+    """Ends a call's span and records its duration, once."""
+
+    def __init__(
+        self, instruments: _Instruments, attributes: Attributes, span: trace.Span, began: float
+    ) -> None:
+        self._instruments = instruments
+        self._attributes = attributes
+        self._span = span
+        self._began = began
+        self._waited = False
+        self._finished = False
+
+    def __call__(self, ended: Any) -> None:
+        """Take the status of the call that has ended."""
+        if self._finished:
+            return
         code = _completed(ended.code(), grpc.StatusCode.UNKNOWN)
         details = "" if code is grpc.StatusCode.OK else _completed(ended.details(), "")
-        self._finish(span, began, code, details)
+        if details == CORE_FAILURE and not self._waited:
+            self._waited = True
+            asyncio.get_running_loop().call_later(_REAL_STATUS_WAIT_S, self, ended)
+            return
+        self.finish(code, details)
 
-    def _finish(
-        self, span: trace.Span, began: float, code: grpc.StatusCode, details: str | None
-    ) -> None:
+    def finish(self, code: grpc.StatusCode, details: str | None) -> None:
+        """End the span with a status."""
+        self._finished = True
         outcome = _outcome(code, failed=code is not grpc.StatusCode.OK)
-        for key, value in outcome.items():
-            span.set_attribute(key, value)
+        self._span.set_attributes(outcome)
         if code is not grpc.StatusCode.OK:
-            span.set_status(trace.StatusCode.ERROR, details or None)
-        span.end()
+            self._span.set_status(trace.StatusCode.ERROR, details or None)
+        self._span.end()
         self._instruments.duration.record(
-            time.perf_counter() - began,
+            time.perf_counter() - self._began,
             {**self._attributes, **outcome},
-            context=trace.set_span_in_context(span),
+            context=trace.set_span_in_context(self._span),
         )
 
 
@@ -169,8 +195,7 @@ class ServerTelemetry:
                 otel_context.detach(token)
                 failed = code in _SERVER_ERRORS
                 outcome = _outcome(code, failed=failed)
-                for key, value in outcome.items():
-                    span.set_attribute(key, value)
+                span.set_attributes(outcome)
                 if failed:
                     span.set_status(trace.StatusCode.ERROR, context.details() or None)
                 span.end()

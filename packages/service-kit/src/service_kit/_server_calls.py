@@ -14,11 +14,13 @@ from typing import Any, NamedTuple, NoReturn, TypeAlias
 import grpc
 from opentelemetry import trace
 
+from service_kit._in_flight import InFlight
 from service_kit._rpc_telemetry import ServerTelemetry
 from service_kit.auth import carries_token
 from service_kit.errors import (
     RETRY_PUSHBACK_KEY,
     STATUS_DETAILS_KEY,
+    Cancelled,
     DeadlineExceeded,
     Internal,
     InvalidArgument,
@@ -26,6 +28,7 @@ from service_kit.errors import (
     ResourceExhausted,
     ServiceError,
     Unauthenticated,
+    Unavailable,
     error_from_rpc,
     leaf_errors,
     status_from_error,
@@ -53,8 +56,8 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         token: Callers must send it; None for no check.
         require_deadline: Refuse unary calls without a deadline.
         open_services: Full names of services that need neither token nor deadline, as health.
+        in_flight: Counts the calls, and refuses them once it is closed.
         telemetry: Records the calls; None for no recording.
-
     """
 
     def __init__(
@@ -63,8 +66,10 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
         token: str | None,
         require_deadline: bool,
         open_services: Sequence[str],
+        in_flight: InFlight,
         telemetry: ServerTelemetry | None = None,
     ) -> None:
+        self._in_flight = in_flight
         self._telemetry = telemetry
         self._token = token
         self._require_deadline = require_deadline
@@ -100,15 +105,31 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
             and not handler.response_streaming
         )
 
+        in_flight = self._in_flight
+
         async def guarded(request: Any, context: Context) -> Any:
+            if in_flight.closed:
+                await abort(context, _draining("takes no new calls"))
             if needs_deadline and context.time_remaining() is None:
                 await abort(context, _deadline_required(method))
+            task = asyncio.current_task()
+            assert task is not None
+            in_flight.enter(task)
             try:
                 return await behavior(request, context)
-            except (asyncio.CancelledError, grpc.aio.AbortError):
+            except grpc.aio.AbortError:
                 raise
+            except asyncio.CancelledError:
+                if in_flight.was_cut(task):
+                    task.uncancel()
+                    await abort(context, _draining(f"ended before {method} did"))
+                if task.cancelling():
+                    raise  # the client has cancelled the call, or its deadline has passed
+                await abort(context, Cancelled(f"{method} was cancelled inside the service"))
             except Exception as error:
                 await abort(context, as_service_error(error, method))
+            finally:
+                in_flight.leave(task)
 
         if self._telemetry is not None:
             return rebuilt(handler, self._telemetry.around(method, guarded))
@@ -170,6 +191,13 @@ def _deadline_required(method: str) -> ServiceError:
     return InvalidArgument(
         f"{method} was called without a deadline; pass a timeout with the call",
         reason=Reason.DEADLINE_REQUIRED,
+    )
+
+
+def _draining(what: str) -> ServiceError:
+    return Unavailable(
+        f"the server is shutting down and {what}; call again, it or another will serve",
+        reason=Reason.DRAINING,
     )
 
 

@@ -17,7 +17,6 @@ def split_host_port(address: str) -> tuple[str, int]:
 
     Raises:
         ValueError: If there is no host or no valid port.
-
     """
     host, colon, port = address.rpartition(":")
     if host.startswith("[") and host.endswith("]"):

@@ -20,7 +20,6 @@ def read_token(token: pydantic.SecretStr | None, file: Path | None) -> str | Non
 
     Raises:
         StartupError: If the file cannot be read, or the token is too short or not plain ASCII.
-
     """
     if token is not None:
         text, source = token.get_secret_value(), "token"

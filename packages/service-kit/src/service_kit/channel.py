@@ -196,7 +196,6 @@ def open_channel(
 
     Raises:
         StartupError: If a TLS or token file cannot be used.
-
     """
     token = read_token(config.token, config.token_file)
     methods = [*idempotent_methods(*contracts), *idempotent]

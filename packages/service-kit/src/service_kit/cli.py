@@ -63,7 +63,6 @@ def service_app(
 
     Returns:
         An app with `serve` and `config`; add further commands with `@app.command()`.
-
     """
     app = typer.Typer(
         name=package,
@@ -187,7 +186,6 @@ async def run_until_signal(
 
     Raises:
         BusyPort, StartupError: From starting the server.
-
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -107,7 +107,6 @@ def load_config(
 
     Raises:
         ConfigError: For unknown keys, values that do not fit, or a file that cannot be read.
-
     """
     layers = _Layers()
     if file is not None:

@@ -48,7 +48,6 @@ class Deadline:
             at_most_s: The service's own limit, used when the caller allows more or any time.
             reserve_s: Kept back from the caller's time, to send a useful answer in.
             clock: For tests.
-
         """
         return cls.after(
             min(remaining_s(context, default_s=at_most_s) - reserve_s, at_most_s), clock=clock

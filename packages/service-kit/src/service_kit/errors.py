@@ -8,13 +8,15 @@ equal `ServiceError` again. Callers branch on the class or on `reason`, never on
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import grpc
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2, status_pb2
+
+from service_kit.reasons import REASON_TRAITS as REASON_TRAITS
+from service_kit.reasons import Reason as Reason
 
 DOMAIN = "tailrace"
 """`ErrorInfo.domain` of every error this library sends."""
@@ -26,85 +28,6 @@ RETRY_PUSHBACK_KEY = "grpc-retry-pushback-ms"
 # travels twice, once of them percent-encoded, so the whole has to stay far below that.
 MAX_MESSAGE_BYTES = 1024
 MAX_METADATA_BYTES = 2048
-
-
-class Reason(enum.StrEnum):
-    """Why a call was refused or failed: `tailrace.common.v1.ErrorReason` without its prefix."""
-
-    UNSPECIFIED = "UNSPECIFIED"
-    INVALID_ARGUMENT = "INVALID_ARGUMENT"
-    NOT_FOUND = "NOT_FOUND"
-    ALREADY_EXISTS = "ALREADY_EXISTS"
-    FAILED_PRECONDITION = "FAILED_PRECONDITION"
-    UNAUTHENTICATED = "UNAUTHENTICATED"
-    DEADLINE_REQUIRED = "DEADLINE_REQUIRED"
-    DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
-    CANCELLED = "CANCELLED"
-    UNAVAILABLE = "UNAVAILABLE"
-    DRAINING = "DRAINING"
-    QUOTA_EXHAUSTED = "QUOTA_EXHAUSTED"
-    TOO_LARGE = "TOO_LARGE"
-    INTERNAL = "INTERNAL"
-    UNIMPLEMENTED = "UNIMPLEMENTED"
-    CHECKSUM_MISMATCH = "CHECKSUM_MISMATCH"
-    DISK_FULL = "DISK_FULL"
-    ENVIRONMENT_UNKNOWN = "ENVIRONMENT_UNKNOWN"
-    SANDBOX_GONE = "SANDBOX_GONE"
-    ISOLATION_UNAVAILABLE = "ISOLATION_UNAVAILABLE"
-    PATCH_REJECTED = "PATCH_REJECTED"
-    INJECTED_FAULT = "INJECTED_FAULT"
-    VERSION_NOT_READY = "VERSION_NOT_READY"
-    STALE_BASE_VERSION = "STALE_BASE_VERSION"
-    FENCED = "FENCED"
-    ENGINE_POISONED = "ENGINE_POISONED"
-    STALE_EPOCH = "STALE_EPOCH"
-    CURSOR_EXPIRED = "CURSOR_EXPIRED"
-    LEASE_EXPIRED = "LEASE_EXPIRED"
-    CHECKPOINT_INVALID = "CHECKPOINT_INVALID"
-
-
-class ReasonTraits(NamedTuple):
-    """What a reason implies unless the error says otherwise."""
-
-    code: grpc.StatusCode
-    retryable: bool
-
-
-_C = grpc.StatusCode
-REASON_TRAITS: Mapping[Reason, ReasonTraits] = {
-    Reason.UNSPECIFIED: ReasonTraits(_C.UNKNOWN, retryable=False),
-    Reason.INVALID_ARGUMENT: ReasonTraits(_C.INVALID_ARGUMENT, retryable=False),
-    Reason.NOT_FOUND: ReasonTraits(_C.NOT_FOUND, retryable=False),
-    Reason.ALREADY_EXISTS: ReasonTraits(_C.ALREADY_EXISTS, retryable=False),
-    Reason.FAILED_PRECONDITION: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.UNAUTHENTICATED: ReasonTraits(_C.UNAUTHENTICATED, retryable=False),
-    Reason.DEADLINE_REQUIRED: ReasonTraits(_C.INVALID_ARGUMENT, retryable=False),
-    Reason.DEADLINE_EXCEEDED: ReasonTraits(_C.DEADLINE_EXCEEDED, retryable=True),
-    Reason.CANCELLED: ReasonTraits(_C.CANCELLED, retryable=False),
-    Reason.UNAVAILABLE: ReasonTraits(_C.UNAVAILABLE, retryable=True),
-    Reason.DRAINING: ReasonTraits(_C.UNAVAILABLE, retryable=True),
-    Reason.QUOTA_EXHAUSTED: ReasonTraits(_C.RESOURCE_EXHAUSTED, retryable=True),
-    Reason.TOO_LARGE: ReasonTraits(_C.INVALID_ARGUMENT, retryable=False),
-    Reason.INTERNAL: ReasonTraits(_C.INTERNAL, retryable=False),
-    Reason.UNIMPLEMENTED: ReasonTraits(_C.UNIMPLEMENTED, retryable=False),
-    Reason.CHECKSUM_MISMATCH: ReasonTraits(_C.DATA_LOSS, retryable=True),
-    Reason.DISK_FULL: ReasonTraits(_C.RESOURCE_EXHAUSTED, retryable=False),
-    Reason.ENVIRONMENT_UNKNOWN: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.SANDBOX_GONE: ReasonTraits(_C.NOT_FOUND, retryable=False),
-    Reason.ISOLATION_UNAVAILABLE: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.PATCH_REJECTED: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    # ABORTED and not UNAVAILABLE: a channel's own retries must not hide an injected fault.
-    Reason.INJECTED_FAULT: ReasonTraits(_C.ABORTED, retryable=True),
-    Reason.VERSION_NOT_READY: ReasonTraits(_C.FAILED_PRECONDITION, retryable=True),
-    Reason.STALE_BASE_VERSION: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.FENCED: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.ENGINE_POISONED: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.STALE_EPOCH: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.CURSOR_EXPIRED: ReasonTraits(_C.OUT_OF_RANGE, retryable=False),
-    Reason.LEASE_EXPIRED: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-    Reason.CHECKPOINT_INVALID: ReasonTraits(_C.FAILED_PRECONDITION, retryable=False),
-}
-"""Status code and retryability of each reason."""
 
 
 class StartupError(Exception):
@@ -126,7 +49,6 @@ class ServiceError(Exception):
         retry_after_s: Least time to wait before the next try, in seconds.
         metadata: Short facts for programs, such as `{"have": "41", "need": "42"}`.
         domain: Who defined the reason; another value than `DOMAIN` marks a foreign error.
-
     """
 
     code: grpc.StatusCode = grpc.StatusCode.UNKNOWN
@@ -241,7 +163,7 @@ class Aborted(ServiceError):
     """The work was given up half way, by a conflict or an injected fault."""
 
     code = grpc.StatusCode.ABORTED
-    default_reason = Reason.INJECTED_FAULT
+    default_reason = Reason.UNAVAILABLE
 
 
 class OutOfRange(ServiceError):
@@ -293,12 +215,11 @@ _CLASS_BY_CODE: Mapping[grpc.StatusCode, type[ServiceError]] = {
 }
 _CODE_BY_NUMBER: Mapping[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 # Statuses that gRPC itself or a foreign server makes, without an ErrorInfo of ours.
-_BARE_CODES: Mapping[grpc.StatusCode, tuple[Reason, bool]] = {
-    _C.UNKNOWN: (Reason.INTERNAL, False),
-    _C.PERMISSION_DENIED: (Reason.UNAUTHENTICATED, False),
-    _C.ABORTED: (Reason.UNAVAILABLE, True),
-    _C.OUT_OF_RANGE: (Reason.INVALID_ARGUMENT, False),
-    _C.DATA_LOSS: (Reason.INTERNAL, False),
+_BARE_CODES: Mapping[grpc.StatusCode, Reason] = {
+    grpc.StatusCode.UNKNOWN: Reason.INTERNAL,
+    grpc.StatusCode.PERMISSION_DENIED: Reason.UNAUTHENTICATED,
+    grpc.StatusCode.OUT_OF_RANGE: Reason.INVALID_ARGUMENT,
+    grpc.StatusCode.DATA_LOSS: Reason.INTERNAL,
 }
 
 
@@ -359,7 +280,6 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, where: str = "") -> ServiceEr
     Args:
         error: As raised by a plain `grpc.aio` channel.
         where: Method and target; becomes part of a transport's message, and a note on others.
-
     """
     status = _rich_status(error)
     if status is not None:
@@ -369,11 +289,13 @@ def error_from_rpc(error: grpc.aio.AioRpcError, *, where: str = "") -> ServiceEr
                 decoded.add_note(f"raised by {where}")
             return decoded
     code = error.code()
-    kind = _CLASS_BY_CODE.get(code, ServiceError)
+    # A cancellation of ours is `asyncio.CancelledError`, and a service's own has an ErrorInfo: this
+    # one comes from a server that went away with the call in its queue.
+    meant = grpc.StatusCode.UNAVAILABLE if code is grpc.StatusCode.CANCELLED else code
+    kind = _CLASS_BY_CODE.get(meant, ServiceError)
     details = error.details() or code.name
-    reason, retryable = _BARE_CODES.get(
-        code, (kind.default_reason, REASON_TRAITS[kind.default_reason].retryable)
-    )
+    reason = _BARE_CODES.get(code, kind.default_reason)
+    retryable = REASON_TRAITS[reason].retryable
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
         reason, retryable = Reason.TOO_LARGE, False
     message = f"{where}: {details}" if where else details
@@ -413,7 +335,7 @@ def _from_status(status: status_pb2.Status) -> ServiceError | None:
     delay_s = retry.retry_delay.ToNanoseconds() / 1e9
     made = kind(
         status.message,
-        reason=Reason[info.reason] if known else kind.default_reason,
+        reason=Reason[info.reason] if known else _BARE_CODES.get(code, kind.default_reason),
         retryable=found_retry,
         retry_after_s=delay_s if delay_s > 0 else None,
         metadata=metadata,

@@ -97,7 +97,6 @@ async def wait_until_serving(
     Raises:
         Unavailable: When the time is up; the message tells the last state seen.
         Unimplemented: When the peer has no health service.
-
     """
     check = health_pb2_grpc.HealthStub(channel).Check
     ends = clock() + timeout_s

@@ -101,7 +101,6 @@ async def retry(
 
     Raises:
         ServiceError: The last try's, when it is not retryable or nothing is left.
-
     """
     rng = rng or random.Random()  # noqa: S311 -- jitter
     failures = 0

@@ -15,6 +15,7 @@ import grpc
 import pydantic
 from grpc_health.v1 import health_pb2_grpc
 
+from service_kit._in_flight import InFlight
 from service_kit._rpc_telemetry import ServerTelemetry
 from service_kit._server_calls import ServiceInterceptor
 from service_kit.addresses import is_loopback, is_unix, split_host_port
@@ -27,6 +28,8 @@ from service_kit.telemetry import Telemetry, active_telemetry
 logger = logging.getLogger(__name__)
 
 MIB = 1024 * 1024
+_LAST_WORDS_S = 1.0
+"""Time for handlers that were cut off to clean up, and for last responses to leave."""
 
 
 class BusyPort(StartupError):  # noqa: N818 -- named as what it is
@@ -124,6 +127,7 @@ class Server:
         self._health: HealthServicer | None = None
         self._server: grpc.aio.Server | None = None
         self._address = ""
+        self._in_flight = InFlight()
         self._drained: asyncio.Future[None] | None = None
         self.draining = asyncio.Event()
         """Set when the drain begins."""
@@ -141,7 +145,6 @@ class Server:
         Raises:
             BusyPort: If the address cannot be bound.
             StartupError: If a TLS or token file cannot be used.
-
         """
         if self._server is not None:
             raise RuntimeError("start() may be called once")
@@ -152,6 +155,7 @@ class Server:
             token=token,
             require_deadline=config.require_deadline,
             open_services=[HEALTH_SERVICE],
+            in_flight=self._in_flight,
             telemetry=ServerTelemetry(recording) if recording and recording.enabled else None,
         )
         self._health = HealthServicer()
@@ -163,14 +167,18 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         for service in self._services:
             service.register(server)
-        self._server = server
         self._address = self._bind(server)
         await server.start()
+        self._server = server
         for service in self._services:
             self._health.set_serving(service.name, serving=True)
         self._health.set_serving("", serving=True)
         if config.address_file is not None:
-            _write_whole(config.address_file, self._address + "\n")
+            try:
+                _write_whole(config.address_file, self._address + "\n")
+            except StartupError:
+                await server.stop(None)
+                raise
         names = ", ".join(service.name for service in self._services)
         logger.info("serving %s on %s", names, self._address)
 
@@ -204,7 +212,11 @@ class Server:
         self._health.set_serving(name, serving=serving)
 
     async def drain(self) -> None:
-        """Report NOT_SERVING, refuse new calls, let those in flight end, stop. Repeatable."""
+        """Report NOT_SERVING, refuse new calls, let those in flight end, stop. Repeatable.
+
+        New calls fail with `Unavailable` and `Reason.DRAINING`, as do those that outlive the grace.
+        Cancelled, it stops at once.
+        """
         if self._server is None or self._health is None:
             return
         if self._drained is not None:
@@ -216,11 +228,18 @@ class Server:
             self._health.drain()
             if self._config.drain_notice_s:
                 await asyncio.sleep(self._config.drain_notice_s)
+            # Refused here and not by gRPC, which would answer some calls with a bare CANCELLED.
+            self._in_flight.close()
             async with asyncio.TaskGroup() as group:
                 for service in self._services:
                     if service.on_drain is not None:
                         group.create_task(self._tell(service.name, service.on_drain))
-                group.create_task(self._server.stop(self._config.drain_grace_s))
+                if not await self._in_flight.wait_idle(self._config.drain_grace_s):
+                    self._in_flight.cut()
+            await self._server.stop(_LAST_WORDS_S)
+        except asyncio.CancelledError:
+            await self._server.stop(None)
+            raise
         finally:
             self._drained.set_result(None)
 

@@ -24,7 +24,6 @@ async def with_idle_deadline(
 
     Raises:
         DeadlineExceeded: After a silence; retryable, for the caller resumes at its cursor.
-
     """
     messages = aiter(stream)
     ended = False
@@ -62,7 +61,6 @@ async def with_heartbeat(
         items: What there is to send.
         interval_s: Longest silence on the stream.
         make: Makes a heartbeat; called when it is due, so that it can carry the state of then.
-
     """
     source = aiter(items)
     pending: asyncio.Task[T] | None = None

@@ -79,7 +79,6 @@ class Telemetry:
         meter_provider: Makes meters.
         enabled: Whether anything is recorded; calls are wrapped only then.
         shutdown: Flushes and stops within 2 s.
-
     """
 
     def __init__(
@@ -138,7 +137,6 @@ def setup_telemetry(
 
     Raises:
         StartupError: If `config.endpoint` is set and the `otel` extra is not installed.
-
     """
     endpoint = config.endpoint or environ.get(ENDPOINT_VARIABLE) or None
     disabled = environ.get("OTEL_SDK_DISABLED", "").lower() == "true"

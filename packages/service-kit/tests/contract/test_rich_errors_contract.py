@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 from service_kit import (
+    Cancelled,
     DeadlineExceeded,
     FailedPrecondition,
     Internal,
@@ -166,3 +167,92 @@ async def test_a_cancelled_stream_runs_the_generators_cleanup_at_once(stack: Any
     await stack.echo.started.wait()
     call.cancel()
     await asyncio.wait_for(stack.echo.cancelled.wait(), 20)
+
+
+async def test_work_that_is_cancelled_inside_the_service_is_told_as_such(stack: Any) -> None:
+    async def on_unary(request: bytes, context: Any) -> bytes:
+        inner = asyncio.get_running_loop().create_future()
+        inner.cancel()
+        await inner
+        return b""
+
+    stack.echo.on_unary = on_unary
+    server = await stack.serve()
+    with pytest.raises(Cancelled, match="cancelled inside the service") as failed:
+        await (await stack.stub(server.address)).echo(b"", timeout=20)
+    assert failed.value.reason is Reason.CANCELLED
+
+
+async def _endless() -> AsyncIterator[bytes]:
+    while True:
+        yield b"x" * 100_000
+
+
+@pytest.mark.parametrize("style", ["iterator", "writes"])
+async def test_the_servers_error_arrives_although_the_client_still_writes(
+    stack: Any, style: str
+) -> None:
+    async def chat(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        yield await anext(requests)
+        raise OutOfRange("the cursor is too old")
+
+    stack.echo.chat = chat
+    server = await stack.serve()
+    stub = await stack.stub(server.address)
+    for _ in range(20):  # which comes first, the failed write or the status, is chance
+        if style == "iterator":
+            call = stub.chat(_endless(), timeout=60)
+            with pytest.raises(OutOfRange, match="the cursor is too old"):
+                await _drained(call)
+        else:
+            call = stub.chat(timeout=60)
+            with pytest.raises((OutOfRange, asyncio.InvalidStateError)):
+                await _write_on(call)
+            with pytest.raises(OutOfRange, match="the cursor is too old"):
+                await _drained(call)
+
+
+async def _drained(call: Any) -> list[bytes]:
+    return [message async for message in call]
+
+
+async def _write_on(call: Any) -> None:
+    while True:
+        await call.write(b"x" * 100_000)
+
+
+async def test_a_stream_that_the_server_ends_well_while_the_client_writes_ends_well(
+    stack: Any,
+) -> None:
+    async def chat(requests: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        await anext(requests)
+        yield b"enough"
+
+    stack.echo.chat = chat
+    server = await stack.serve()
+    stub = await stack.stub(server.address)
+    for _ in range(20):
+        assert await _drained(stub.chat(_endless(), timeout=60)) == [b"enough"]
+
+
+async def test_an_upload_that_is_refused_half_way_tells_why(stack: Any) -> None:
+    async def join(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        await anext(requests)
+        raise ResourceExhausted("the store is full")
+
+    stack.echo.join = join
+    server = await stack.serve()
+    stub = await stack.stub(server.address)
+    for _ in range(20):
+        with pytest.raises(ResourceExhausted, match="the store is full"):
+            await stub.join(_endless(), timeout=60)
+
+
+async def test_a_message_is_not_lost_when_the_status_arrives_before_it_is_read(stack: Any) -> None:
+    for _ in range(10):
+        server = await stack.serve()
+        call = (await stack.stub(server.address)).count(b"2", timeout=60)
+        assert await call.read() == b"0"
+        await server.drain()
+        assert await call.read() == b"1"
+        assert await call.read() is grpc.aio.EOF

@@ -139,13 +139,8 @@ async def test_waiting_for_a_peer_that_does_not_serve_tells_its_last_state(stack
         await wait_until_serving(channel, service=NAME, timeout_s=0.2)
 
 
-async def _call_until_refused(stub: Any) -> None:
-    while True:  # the server's GOAWAY may reach the client a little later
-        await stub.echo(b"new", timeout=5)
-
-
 async def test_a_drain_finishes_streams_in_flight_and_refuses_new_calls(stack: Any) -> None:
-    server = await stack.serve(ServerConfig(drain_grace_s=30))
+    server = await stack.serve(ServerConfig(drain_grace_s=60))
     stub = await stack.stub(server.address)
     stream = stub.count(b"3+")
     assert [await stream.read() for _ in range(3)] == [b"0", b"1", b"2"]
@@ -153,24 +148,46 @@ async def test_a_drain_finishes_streams_in_flight_and_refuses_new_calls(stack: A
     draining = asyncio.ensure_future(server.drain())
     await server.draining.wait()
     with pytest.raises(Unavailable) as refused:
-        await _call_until_refused(stub)
+        await stub.echo(b"new", timeout=20)
+    assert refused.value.reason is Reason.DRAINING
     assert refused.value.retryable
+    with pytest.raises(Unavailable):
+        await stub.count(b"1").read()
     assert not draining.done()
 
     stack.echo.release.set()
     assert await stream.read() == b"released"
     assert await stream.read() is grpc.aio.EOF
     await asyncio.wait_for(draining, 20)
+    with pytest.raises(Unavailable):
+        await stub.echo(b"late", timeout=20)
 
 
-async def test_a_drain_cancels_what_outlives_the_grace(stack: Any) -> None:
+async def test_calls_that_outlive_the_grace_are_cancelled_and_told_so(stack: Any) -> None:
     server = await stack.serve(ServerConfig(drain_grace_s=0.1))
-    call = (await stack.stub(server.address)).hang(b"", timeout=60)
+    stub = await stack.stub(server.address)
+    call, stream = stub.hang(b"", timeout=60), stub.count(b"1+")
+    assert await stream.read() == b"0"
     await stack.echo.started.wait()
     await asyncio.wait_for(server.drain(), 20)
-    with pytest.raises(ServiceError):
+    for waiting in (call, stream.read()):
+        with pytest.raises(Unavailable) as cut:
+            await waiting
+        assert cut.value.reason is Reason.DRAINING
+    assert stack.echo.cancelled.is_set()
+
+
+async def test_a_cancelled_drain_stops_at_once(stack: Any) -> None:
+    server = await stack.serve(ServerConfig(drain_grace_s=600))
+    call = (await stack.stub(server.address)).hang(b"", timeout=600)
+    await stack.echo.started.wait()
+    draining = asyncio.ensure_future(server.drain())
+    await server.draining.wait()
+    draining.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await draining
+    with pytest.raises(Unavailable):
         await call
-    await asyncio.wait_for(stack.echo.cancelled.wait(), 20)
 
 
 async def test_on_drain_lets_a_service_end_its_streams(stack: Any) -> None:
