@@ -62,18 +62,15 @@ async def work(
             credits_=GROUPS,
         )
         acknowledge(f"accepted {number}")
-        left = ATTEMPTS
 
         async def run_attempt(index: int) -> None:
-            nonlocal left
             ledger.lease(ref(number), index, 0, 0, 0)
-            left -= 1
-            cursor = await ledger.end_try(ended(number, index), group_finished=left == 0)
+            await ledger.end_try(ended(number, index))
             acknowledge(f"ended {number} {index}")
-            if cursor is not None:
-                acknowledge(f"finished {number} {cursor}")
 
         await asyncio.gather(*(run_attempt(index) for index in range(ATTEMPTS)))
+        cursor = await ledger.finish_group(ref(number))
+        acknowledge(f"finished {number} {cursor}")
 
     await asyncio.gather(*(run_group(number) for number in range(GROUPS // 2)))
     for number in range(GROUPS // 2, GROUPS):

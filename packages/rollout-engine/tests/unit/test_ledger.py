@@ -12,12 +12,18 @@ from pathlib import Path
 import pytest
 from rollout_engine.core.group import SlotStatus
 from rollout_engine.errors import (
-    LedgerCorruptError,
     LedgerDiskFullError,
     LedgerError,
     LedgerUnusableError,
 )
-from rollout_engine.ledger.rows import Acceptance, EndedTry, GroupRef, GroupStanding
+from rollout_engine.ledger.rows import (
+    Acceptance,
+    Delivery,
+    EndedTry,
+    GroupRef,
+    GroupStanding,
+    ResumedGroup,
+)
 from rollout_engine.ledger.store import Ledger
 from rollout_engine.types import (
     Decision,
@@ -74,9 +80,9 @@ async def accept(
 
 
 async def finish(ledger: Ledger, group: GroupRef, attempts: int = 1) -> int:
-    cursor = None
     for index in range(attempts):
-        cursor = await ledger.end_try(ended(group, index), group_finished=index == attempts - 1)
+        assert await ledger.end_try(ended(group, index))
+    cursor = await ledger.finish_group(group)
     assert cursor is not None
     return cursor
 
@@ -88,7 +94,7 @@ async def hello(ledger: Ledger, cursor: int = 0, incarnation: int = 1) -> dict[s
 
 async def deliveries(ledger: Ledger, after: int = 0) -> list[str]:
     names = []
-    while (delivery := await ledger.deliverable(ME, after)) is not None:
+    while isinstance(delivery := await ledger.deliverable(ME, after), Delivery):
         names.append(delivery.key.group_id)
         after = delivery.cursor
     return names
@@ -110,12 +116,13 @@ async def test_a_finished_group_is_delivered_with_the_bytes_that_were_stored(
     ledger: Ledger,
 ) -> None:
     await accept(ledger, ref(), attempts=2)
-    await ledger.end_try(faulted(ref(), index=1), group_finished=False)
-    await ledger.end_try(ended(ref(), 0), group_finished=False)
+    await ledger.end_try(faulted(ref(), index=1))
+    await ledger.end_try(ended(ref(), 0))
     assert await ledger.deliverable(ME, 0) is None
-    cursor = await ledger.end_try(ended(ref(), 1, try_number=1), group_finished=True)
+    await ledger.end_try(ended(ref(), 1, try_number=1))
+    cursor = await ledger.finish_group(ref())
     delivery = await ledger.deliverable(ME, 0)
-    assert delivery is not None
+    assert isinstance(delivery, Delivery)
     assert (delivery.key, delivery.task_id, delivery.cursor) == (ref().key, "t", cursor)
     assert [a.payload for a in delivery.attempts] == [b"g@0 of trainer/0", b"g@0 of trainer/1"]
     assert [(f.attempt.index, f.fault, f.tokens) for f in delivery.faulted_tries] == [(1, FAULT, 9)]
@@ -244,10 +251,11 @@ async def test_a_later_epoch_takes_the_place_of_an_earlier_one_and_of_its_credit
     await accept(ledger, ref(epoch=0), credits_=1)
     acceptance = await accept(ledger, ref(epoch=1), credits_=1)
     assert acceptance.superseded == (ref(epoch=0),)
-    assert await ledger.end_try(ended(ref(epoch=0)), group_finished=True) is None
+    assert not await ledger.end_try(ended(ref(epoch=0)))
+    assert await ledger.finish_group(ref(epoch=0)) is None
     await finish(ledger, ref(epoch=1))
     delivery = await ledger.deliverable(ME, 0)
-    assert delivery is not None
+    assert isinstance(delivery, Delivery)
     assert delivery.key.epoch == 1
     assert await deliveries(ledger, after=delivery.cursor) == []
 
@@ -264,7 +272,7 @@ async def test_consumers_do_not_see_each_other(ledger: Ledger) -> None:
     await accept(ledger, ref("a", consumer="evaluator"), credits_=1)
     await finish(ledger, ref("a", consumer="evaluator"))
     assert await deliveries(ledger) == []
-    assert await ledger.deliverable("evaluator", 0) is not None
+    assert isinstance(await ledger.deliverable("evaluator", 0), Delivery)
 
 
 async def test_a_withdrawn_group_stays_known_until_it_is_committed(ledger: Ledger) -> None:
@@ -302,7 +310,8 @@ async def test_array_files_go_once_everything_in_them_is_committed(tmp_path: Pat
     groups = [ref(f"g{i}") for i in range(6)]
     for group in groups:
         await accept(ledger, group)
-        await ledger.end_try(ended(group, payload=b"x" * 150), group_finished=True)
+        await ledger.end_try(ended(group, payload=b"x" * 150))
+        await ledger.finish_group(group)
     assert len(list((tmp_path / "arrays").iterdir())) >= 3
     for group in groups:
         await ledger.commit(group, Decision.TRAINED, 1)
@@ -323,9 +332,7 @@ async def test_old_committed_rows_are_pruned(tmp_path: Path) -> None:
 async def test_many_finished_attempts_share_a_commit(ledger: Ledger) -> None:
     await accept(ledger, ref(), attempts=200)
     before = ledger.commits
-    await asyncio.gather(
-        *(ledger.end_try(ended(ref(), i), group_finished=False) for i in range(200))
-    )
+    await asyncio.gather(*(ledger.end_try(ended(ref(), i)) for i in range(200)))
     assert ledger.commits - before <= 20
 
 
@@ -348,7 +355,7 @@ async def test_progress_of_a_running_try_costs_no_commit_of_its_own(ledger: Ledg
         ledger.lease(ref(), 0, 0, turn, 10 * turn)
     assert ledger.commits == before
     await finish(ledger, ref())
-    assert ledger.commits == before + 1
+    assert ledger.commits == before + 2  # the attempt, the group
 
 
 async def test_reopening_goes_on_with_what_ran_and_keeps_what_was_finished(
@@ -357,8 +364,8 @@ async def test_reopening_goes_on_with_what_ran_and_keeps_what_was_finished(
     ledger = await open_ledger(tmp_path)
     await hello(ledger)
     await accept(ledger, ref(), attempts=3)
-    await ledger.end_try(ended(ref(), 0), group_finished=False)
-    await ledger.end_try(faulted(ref(), 1), group_finished=False)
+    await ledger.end_try(ended(ref(), 0))
+    await ledger.end_try(faulted(ref(), 1))
     ledger.lease(ref(), 1, 1, 0, 0)
     ledger.lease(ref(), 2, 0, 4, 40)
     await ledger.close()
@@ -372,9 +379,10 @@ async def test_reopening_goes_on_with_what_ran_and_keeps_what_was_finished(
     }
     assert (ledger.boot, ledger.recovery.cut_off_tries) == (2, 2)
     for index, try_number in ((1, 2), (2, 1)):
-        await ledger.end_try(ended(ref(), index, try_number), group_finished=index == 2)
+        await ledger.end_try(ended(ref(), index, try_number))
+    await ledger.finish_group(ref())
     delivery = await ledger.deliverable(ME, 0)
-    assert delivery is not None
+    assert isinstance(delivery, Delivery)
     assert [a.index for a in delivery.attempts] == [0, 1, 2]
     causes = sorted(f.fault.cause for f in delivery.faulted_tries)
     assert causes == [FaultCause.RESTART, FaultCause.RESTART, FaultCause.SANDBOX]
@@ -386,13 +394,14 @@ async def test_a_given_up_attempt_stays_given_up(tmp_path: Path) -> None:
     await hello(ledger)
     await accept(ledger, ref(), attempts=2)
     last = ended(ref(), 0, outcome=Outcome.FAULT, fault=FAULT, counted=True)
-    await ledger.end_try(last, group_finished=False)
+    await ledger.end_try(last)
     await ledger.close()
     ledger = await open_ledger(tmp_path)
     assert ledger.recovery.groups[0].slots[0].status is SlotStatus.GIVEN_UP
-    await ledger.end_try(ended(ref(), 1), group_finished=True, quarantined=FAULT)
+    await ledger.end_try(ended(ref(), 1))
+    await ledger.finish_group(ref(), FAULT)
     delivery = await ledger.deliverable(ME, 0)
-    assert delivery is not None
+    assert isinstance(delivery, Delivery)
     assert delivery.quarantined == FAULT
     assert await ledger.quarantined_tasks() == ["t"]
     await ledger.close()
@@ -428,8 +437,8 @@ async def test_an_attempt_whose_bytes_are_damaged_is_made_again(
     assert slots[1].faults == 0
     for index, slot in slots.items():
         if slot.status is SlotStatus.PENDING:
-            again = ended(ref(), index, slot.try_number)
-            await ledger.end_try(again, group_finished=index == 1)
+            await ledger.end_try(ended(ref(), index, slot.try_number))
+    await ledger.finish_group(ref())
     assert await deliveries(ledger) == ["g"]
     await ledger.close()
 
@@ -443,12 +452,12 @@ async def test_damage_that_appears_later_is_noticed_at_delivery_and_mended(
     await finish(ledger, ref())
     path = arrays_file(tmp_path)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(LedgerCorruptError, match="checksum"):
-        await ledger.deliverable(ME, 0)
-    resumed = await ledger.resume_damaged(ref())
-    assert resumed is not None
+    resumed = await ledger.deliverable(ME, 0)
+    assert isinstance(resumed, ResumedGroup)
     assert resumed.slots[0].status is SlotStatus.PENDING
-    assert await ledger.resume_damaged(ref("unknown")) is None
+    await ledger.end_try(ended(ref(), 0, resumed.slots[0].try_number))
+    await ledger.finish_group(ref())
+    assert await deliveries(ledger) == ["g"]
     await ledger.close()
 
 
@@ -480,7 +489,7 @@ async def test_a_full_disk_fails_the_step_and_takes_nothing_down(tmp_path: Path)
     await accept(ledger, ref())
     full = True
     with pytest.raises(LedgerDiskFullError, match="nothing finished is lost"):
-        await ledger.end_try(ended(ref()), group_finished=True)
+        await ledger.end_try(ended(ref()))
     assert arrays_file(tmp_path).stat().st_size == 0
     full = False
     await finish(ledger, ref())
@@ -549,9 +558,12 @@ async def test_arrays_are_synced_before_the_row_that_names_them(
     await hello(ledger)
     await accept(ledger, ref())
     events.clear()
-    monkeypatch.setattr(
-        "os.fdatasync", lambda descriptor: (events.append("fdatasync"), real(descriptor))
-    )
+
+    def fdatasync(descriptor: int) -> None:
+        events.append("fdatasync")
+        real(descriptor)
+
+    monkeypatch.setattr("os.fdatasync", fdatasync)
     await finish(ledger, ref())
     assert events[:4] == ["written", "fdatasync", "synced", "committed"]
     await ledger.close()

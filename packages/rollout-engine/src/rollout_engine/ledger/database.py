@@ -7,12 +7,14 @@ from collections.abc import Iterable
 
 from service_kit.errors import Reason, service_error
 
+from rollout_engine.errors import LedgerCorruptError
 from rollout_engine.ledger import reads
 from rollout_engine.ledger.arrays import ArrayFiles
 from rollout_engine.ledger.reads import fault_columns
 from rollout_engine.ledger.recovery import take_back_damaged
 from rollout_engine.ledger.rows import (
     Acceptance,
+    Delivery,
     EndedTry,
     GroupRef,
     GroupStanding,
@@ -197,18 +199,11 @@ class Database:
                 (row, index, try_number, now_s, turns, tokens),
             )
 
-    def end_try(
-        self, ended: EndedTry, *, group_finished: bool, quarantined: Fault | None = None
-    ) -> int | None:
-        """Record an ended try with its arrays, and with the last one that its group is finished.
-
-        Returns:
-            The finished group's cursor. None if the group goes on, or is not running any more.
-
-        """
+    def end_try(self, ended: EndedTry) -> bool:
+        """Record an ended try, with its arrays; whether its group is still running."""
         row = self._running_row(ended.ref)
         if row is None:
-            return None
+            return False
         location = None if ended.payload is None else self.arrays.append(ended.payload)
         where = (
             (None,) * 4
@@ -245,11 +240,19 @@ class Database:
                 ended.try_number,
             ),
         )
-        return self.finish(row, ended.ref.consumer_id, quarantined) if group_finished else None
+        return True
 
-    def finish(self, row: int, consumer_id: str, quarantined: Fault | None) -> int:
-        """Make a group FINISHED, and give its cursor."""
-        cursor = self._next_cursor(consumer_id)
+    def finish_group(self, ref: GroupRef, quarantined: Fault | None) -> int | None:
+        """Make a running group FINISHED once all its attempts are recorded.
+
+        Returns:
+            Its cursor; None if it is not running any more.
+
+        """
+        row = self._running_row(ref)
+        if row is None:
+            return None
+        cursor = self._next_cursor(ref.consumer_id)
         self.sql.execute(
             "UPDATE groups SET state = ?, cursor = ?, fault_stage = ?, fault_cause = ?,"
             " fault_message = ? WHERE group_row = ?",
@@ -257,12 +260,22 @@ class Database:
         )
         return cursor
 
-    def resume_damaged(self, ref: GroupRef) -> ResumedGroup | None:
-        """Take back what is damaged of a group, and give it to be run; None if all is well."""
-        row = self._row(ref)
-        if row is None or not take_back_damaged(self.sql, self.arrays, row):
+    def deliverable(self, consumer_id: str, after_cursor: int) -> Delivery | ResumedGroup | None:
+        """Read the first finished group after a cursor, if there is one.
+
+        Returns:
+            The group. If its arrays turn out to be damaged, what was damaged is taken back and the
+            group is given to be run again.
+
+        """
+        row = reads.first_finished(self.sql, consumer_id, after_cursor)
+        if row is None:
             return None
-        return next(group for group in reads.running_groups(self.sql) if group.ref == ref)
+        try:
+            return reads.delivery(self.sql, self.arrays, row)
+        except LedgerCorruptError:
+            take_back_damaged(self.sql, self.arrays, row)
+            return next(g for g in reads.running_groups(self.sql) if g.sequence == row)
 
     def received(self, consumer_id: str, cursor: int) -> None:
         """Note that the consumer holds every group up to a cursor."""

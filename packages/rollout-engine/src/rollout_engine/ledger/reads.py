@@ -26,24 +26,28 @@ from rollout_engine.types import (
 )
 
 
-def deliverable(
-    sql: sqlite3.Connection, arrays: ArrayFiles, consumer_id: str, after_cursor: int
-) -> Delivery | None:
-    """Read the first finished group after a cursor, if there is one.
+def first_finished(sql: sqlite3.Connection, consumer_id: str, after_cursor: int) -> int | None:
+    """Find the row of the first finished group after a cursor."""
+    row = sql.execute(
+        "SELECT group_row FROM groups WHERE consumer_id = ? AND state = ? AND cursor > ?"
+        " ORDER BY cursor LIMIT 1",
+        (consumer_id, GroupStanding.FINISHED, after_cursor),
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+def delivery(sql: sqlite3.Connection, arrays: ArrayFiles, group_row: int) -> Delivery:
+    """Read a finished group whole.
 
     Raises:
         LedgerCorruptError: Its arrays are damaged.
 
     """
-    row = sql.execute(
-        "SELECT group_row, group_id, epoch, task_id, cursor, fault_stage, fault_cause,"
-        " fault_message FROM groups WHERE consumer_id = ? AND state = ? AND cursor > ?"
-        " ORDER BY cursor LIMIT 1",
-        (consumer_id, GroupStanding.FINISHED, after_cursor),
+    group_id, epoch, task_id, cursor, *quarantine = sql.execute(
+        "SELECT group_id, epoch, task_id, cursor, fault_stage, fault_cause, fault_message"
+        " FROM groups WHERE group_row = ?",
+        (group_row,),
     ).fetchone()
-    if row is None:
-        return None
-    group_row, group_id, epoch, task_id, cursor = row[:5]
     key = GroupKey(group_id, epoch)
     attempts: list[StoredAttempt] = []
     faulted: list[FaultedTry] = []
@@ -60,9 +64,8 @@ def deliverable(
         if final:
             location = location_of_columns(*found[8:12])
             attempts.append(StoredAttempt(index, arrays.read(location), location.checksum))
-    return Delivery(
-        key, task_id, cursor, tuple(attempts), fault_of_columns(*row[5:8]), tuple(faulted)
-    )
+    quarantined = fault_of_columns(quarantine[0], quarantine[1], quarantine[2])
+    return Delivery(key, task_id, cursor, tuple(attempts), quarantined, tuple(faulted))
 
 
 def running_groups(sql: sqlite3.Connection) -> list[ResumedGroup]:
@@ -146,9 +149,10 @@ def _slots(sql: sqlite3.Connection, row: int) -> dict[int, Slot]:
 
 __all__ = [
     "counts",
-    "deliverable",
+    "delivery",
     "fault_columns",
     "fault_of_columns",
+    "first_finished",
     "known_groups",
     "location_of_columns",
     "quarantined_tasks",

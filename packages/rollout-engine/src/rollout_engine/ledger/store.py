@@ -156,10 +156,8 @@ class Ledger:
         with self._leases_lock:
             self._leases[ref, index, try_number] = lease
 
-    async def end_try(
-        self, ended: EndedTry, *, group_finished: bool, quarantined: Fault | None = None
-    ) -> int | None:
-        """Record an ended try with its arrays; see `Database.end_try`.
+    async def end_try(self, ended: EndedTry) -> bool:
+        """Record an ended try, with its arrays; whether its group is still running.
 
         Raises:
             LedgerDiskFullError: Nothing was written; the caller still holds the attempt and has to
@@ -168,19 +166,17 @@ class Ledger:
         """
         with self._leases_lock:
             self._leases.pop((ended.ref, ended.index, ended.try_number), None)
-        return await self._step(
-            lambda db: db.end_try(ended, group_finished=group_finished, quarantined=quarantined)
-        )
+        return await self._step(lambda db: db.end_try(ended))
 
-    async def deliverable(self, consumer_id: str, after_cursor: int) -> Delivery | None:
-        """Read the first finished group after a cursor; see `reads.deliverable`."""
-        return await self._step(
-            lambda db: reads.deliverable(db.sql, db.arrays, consumer_id, after_cursor)
-        )
+    async def finish_group(self, ref: GroupRef, quarantined: Fault | None = None) -> int | None:
+        """Make a running group FINISHED; see `Database.finish_group`."""
+        return await self._step(lambda db: db.finish_group(ref, quarantined))
 
-    async def resume_damaged(self, ref: GroupRef) -> ResumedGroup | None:
-        """Take back what is damaged of a group, and give it to be run again."""
-        return await self._step(lambda db: db.resume_damaged(ref))
+    async def deliverable(
+        self, consumer_id: str, after_cursor: int
+    ) -> Delivery | ResumedGroup | None:
+        """Read the first finished group after a cursor; see `Database.deliverable`."""
+        return await self._step(lambda db: db.deliverable(consumer_id, after_cursor))
 
     async def received(self, consumer_id: str, cursor: int) -> None:
         """Note that the consumer holds every group up to a cursor."""
