@@ -74,7 +74,7 @@ async def test_the_handler_learns_the_remaining_time(stack: Any) -> None:
     stack.echo.on_unary = on_unary
     server = await stack.serve()
     await (await stack.stub(server.address)).echo(b"", timeout=100)
-    assert 50 < seen[0].at_s <= 90
+    assert 50 < seen[0].at_s < 92  # gRPC rounds up on the wire
     assert seen[1].at_s == 20
 
 
