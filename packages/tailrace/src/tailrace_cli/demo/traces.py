@@ -6,7 +6,6 @@ The expert is graded like anyone else: a trace's `solved` is the hidden tests' v
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -69,9 +68,11 @@ def atif(task_id: str, instruction: str, turns: list[Turn], solved: bool) -> dic
 class Collector:
     """Collects traces with the services of one stack."""
 
-    def __init__(self, channels: Mapping[str, grpc.aio.Channel], options: DemoOptions) -> None:
-        self._eval = EvalServiceStub(channels["eval"])
-        self._sandboxes = SandboxClient(channels["sandbox"], owner="demo-expert")
+    def __init__(
+        self, evaluator: grpc.aio.Channel, sandboxes: SandboxClient, options: DemoOptions
+    ) -> None:
+        self._eval = EvalServiceStub(evaluator)
+        self._sandboxes = sandboxes
         self._options = options
 
     async def collect(self, file: Path, progress: Callable[[int, int], None]) -> None:
@@ -83,7 +84,7 @@ class Collector:
 
         async def one(index: int, task_id: str) -> None:
             async with places:
-                traces[index] = await self._trace(index, task_id)
+                traces[index] = await self._trace(task_id)
             if len(traces) % PROGRESS_EVERY == 0 or len(traces) == wanted:
                 progress(len(traces), wanted)
 
@@ -111,7 +112,7 @@ class Collector:
             raise ValueError(f"the task set 'train' has {len(found)} tasks, {wanted} are wanted")
         return found
 
-    async def _trace(self, index: int, task_id: str) -> dict[str, Any]:
+    async def _trace(self, task_id: str) -> dict[str, Any]:
         reply = await self._eval.GetTask(eval_pb.GetTaskRequest(task_id=task_id), timeout=CALL_S)
         task = reply.task
         await self._put_environment(task.environment.digest)
@@ -120,7 +121,7 @@ class Collector:
         )
         # The seed is of the run and the task alone: traces do not depend on who finishes first.
         rng = random.Random(f"{self._options.seed}-{task_id}")  # noqa: S311 - not for secrets
-        async with self._sandboxes.sandbox(environment, key=f"trace-{index}") as sandbox:
+        async with await self._sandboxes.create(environment) as sandbox:
             turns = await _explore(Explorer(task.instruction, rng), sandbox)
             diff = await sandbox.diff()
         solved = await self._solved(task_id, diff)
@@ -135,7 +136,7 @@ class Collector:
                 eval_pb.GetEnvironmentRequest(digest=digest), timeout=CALL_S
             )
         ]
-        await self._sandboxes.put_environment(digest, b"".join(chunks))
+        await self._sandboxes.put_environment_tar(digest, b"".join(chunks))
 
     async def _solved(self, task_id: str, diff: bytes) -> bool:
         async def parts() -> AsyncIterator[eval_pb.GradeRequest]:
@@ -164,11 +165,10 @@ def collector(
     """What the demo's stages call to collect traces."""
 
     async def collect(file: Path, progress: Callable[[int, int], None]) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            channels = {}
-            for name in ("eval", "sandbox"):
-                channels[name] = open_channel(ChannelConfig(target=targets[name]))
-                stack.push_async_callback(channels[name].close)
-            await Collector(channels, options).collect(file, progress)
+        async with (
+            open_channel(ChannelConfig(target=targets["eval"])) as evaluator,
+            SandboxClient(ChannelConfig(target=targets["sandbox"]), owner="expert") as sandboxes,
+        ):
+            await Collector(evaluator, sandboxes, options).collect(file, progress)
 
     return collect
