@@ -275,7 +275,6 @@ class Publisher:
             self._links = {n: link for n, link in self._links.items() if n in numbers}
             gone = prunable(
                 self._links,
-                held=needed.held,
                 targets=needed.targets,
                 keep_latest=self._keep_latest,
             )

@@ -14,7 +14,9 @@ from weight_sync.errors import ChecksumMismatch, PayloadCorrupt, UnknownCodec
 
 @st.composite
 def models(draw: st.DrawFn) -> list[Tensor]:
-    one = st.text(min_size=1, max_size=12).filter(str.isprintable)
+    one = st.text(min_size=1, max_size=12).filter(
+        lambda name: name.isprintable() and name != "__metadata__"
+    )
     names = draw(st.lists(one, max_size=5, unique=True))
     made = []
     for name in names:

@@ -18,7 +18,9 @@ from weight_sync.errors import ManifestError
 digests = st.binary(max_size=8).map(digest)
 entries = st.builds(
     TensorEntry,
-    name=st.text(min_size=1, max_size=30).filter(str.isprintable),
+    name=st.text(min_size=1, max_size=30).filter(
+        lambda name: name.isprintable() and name != "__metadata__"
+    ),
     dtype=st.sampled_from(sorted(DTYPE_BYTES)),
     shape=st.lists(st.integers(0, 1 << 20), max_size=4).map(tuple),
     checksum=digests,

@@ -43,7 +43,7 @@ def test_pruning_leaves_every_live_receiver_a_way_to_the_newest(
     held = set(data.draw(st.lists(st.sampled_from(sorted(links)), max_size=4)))
     targets = set(data.draw(st.lists(st.sampled_from(sorted(links)), max_size=2)))
     keep_latest = data.draw(st.integers(1, 4))
-    gone = prunable(links, held=held, targets=targets, keep_latest=keep_latest)
+    gone = prunable(links, targets=targets, keep_latest=keep_latest)
     left = {number: link for number, link in links.items() if number not in gone}
     for goal in {max(links), *targets}:
         for start in {0, *held}:
@@ -53,12 +53,11 @@ def test_pruning_leaves_every_live_receiver_a_way_to_the_newest(
         assert number in left
 
 
-@given(histories(), st.data())
+@given(histories())
 def test_a_crash_between_two_deletions_strands_nobody(
-    links: dict[int, Link], data: st.DataObject
+    links: dict[int, Link],
 ) -> None:
-    held = set(data.draw(st.lists(st.sampled_from(sorted(links)), max_size=3)))
-    gone = prunable(links, held=held, targets=(), keep_latest=1)
+    gone = prunable(links, targets=(), keep_latest=1)
     for done in range(len(gone) + 1):
         left = {n: link for n, link in links.items() if n not in gone[:done]}
         for number in left:
@@ -68,7 +67,7 @@ def test_a_crash_between_two_deletions_strands_nobody(
 
 def test_dense_history_keeps_only_the_latest_and_what_is_in_preparation() -> None:
     links = {number: Link(number, 0) for number in range(1, 8)}
-    assert prunable(links, held=[1, 5], targets=[4], keep_latest=2) == [5, 3, 2, 1]
+    assert prunable(links, targets=[4], keep_latest=2) == [5, 3, 2, 1]
 
 
 def test_a_late_joiner_starts_at_the_newest_anchor() -> None:

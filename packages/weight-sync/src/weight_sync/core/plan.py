@@ -48,47 +48,33 @@ def chain(links: Mapping[int, Link], target: int, *, held: int = 0) -> list[int]
     return steps[::-1]
 
 
-def retained(
-    links: Mapping[int, Link],
-    *,
-    held: Collection[int],
-    targets: Collection[int],
-    keep_latest: int,
-) -> set[int]:
+def retained(links: Mapping[int, Link], *, targets: Collection[int], keep_latest: int) -> set[int]:
     """Return the versions that must stay.
 
     Kept are the newest `keep_latest` versions and every target in preparation, each with all that
-    rebuilds it from nothing (for late joiners and poisoned engines) and from each held version.
+    rebuilds it from nothing. That is what a late joiner or a poisoned engine needs; an engine that
+    holds some version needs the end of the same chain, whichever version it holds.
 
     Args:
         links: every version in the store, by number.
-        held: versions that live engines hold.
         targets: versions that live engines are being brought to.
         keep_latest: at least 1.
     """
     if keep_latest < 1:
         raise ValueError(f"keep_latest must be at least 1, got {keep_latest}")
-    goals = sorted(links)[-keep_latest:] + [number for number in targets if number in links]
     keep: set[int] = set()
-    for goal in goals:
-        for start in {0, *held}:
-            try:
-                keep.update(chain(links, goal, held=start))
-            except PayloadMissing:
-                # Already broken before this pruning: nothing here can be saved by keeping more.
-                keep.add(goal)
+    for goal in sorted(links)[-keep_latest:] + [number for number in targets if number in links]:
+        try:
+            keep.update(chain(links, goal))
+        except PayloadMissing:
+            # Already broken before this pruning: nothing here can be saved by keeping more.
+            keep.add(goal)
     return keep
 
 
-def prunable(
-    links: Mapping[int, Link],
-    *,
-    held: Collection[int],
-    targets: Collection[int],
-    keep_latest: int,
-) -> list[int]:
+def prunable(links: Mapping[int, Link], *, targets: Collection[int], keep_latest: int) -> list[int]:
     """Return what may be deleted, newest first, so that no version outlives its base."""
-    keep = retained(links, held=held, targets=targets, keep_latest=keep_latest)
+    keep = retained(links, targets=targets, keep_latest=keep_latest)
     return sorted(links.keys() - keep, reverse=True)
 
 
