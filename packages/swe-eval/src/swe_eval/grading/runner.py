@@ -3,42 +3,49 @@
 Two processes. The child runs the tests and the code under test. The parent imports neither, and
 forks the child before it reads the job, so the token that signs its report was never in the child's
 memory. The child reports each test over a pipe under a seal; a record without it ends the run as
-tampered. The report is one line on standard output, `<token> <json>`; what the tested code prints
+tampered. The report is one line on standard output, `<token> <report>`; what the tested code prints
 goes to the report's log.
 
-The job: {"token", "workdir", "mode": "functions" | "pytest", "files": {path: source},
-"tests": [id], "wall_s", "cpu_s", "log_bytes"}, where an id is `path::test_name`
-(`path::Class::name` with pytest). The report: {"end", "detail", "statuses", "cpu_s", "log"}. `end`
-is finished, aborted, killed, timeout or tampered; `statuses` has a letter for each test of the job
-in order: p(assed) f(ailed) e(rror) s(kipped), or - for missing.
+The job is one file: two marshalled values in a row. The first is the parent's: {"token", "tests"
+(how many), "wall_s", "cpu_s", "log_bytes"}. The second, as bytes, is the child's: {"workdir",
+"mode": "functions" | "pytest", "files": {path: source}, "tests": [id], "cpu_s"}, where an id is
+`path::test_name` (`path::Class::name` with pytest). The report is a Python literal:
+{"end", "detail", "statuses", "cpu_s", "log"}. `end` is finished, aborted, killed, timeout or
+tampered; `statuses` has a letter for each test in order: p(assed) f(ailed) e(rror) s(kipped), or -
+for missing.
+
+Everything here is chosen to be cheap, for it runs once for every attempt: few imports, marshal
+instead of JSON, and a parent that sleeps until the child is over.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
+import marshal
 import os
 import select
 import signal
 import sys
 import time
-from types import CodeType, ModuleType
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # `typing` itself is not worth its import time here
+if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from types import CodeType
     from typing import Any, NoReturn
 
     Job = dict[str, Any]
+    Limits = dict[str, Any]
     Reporter = Callable[[int, bytes], None]
 
+SEAL_BYTES = 16
 RECORD_BYTES = 24  # seal 16, index 4, letter 1, zeros 3
+PIPE_BYTES = 4096  # the least that a pipe holds
 DONE = 0xFFFFFFFF
 LETTERS = b"pfes"
 MISSING = b"-"
 
 
-def main(job_path: str) -> None:
+def main(job_path: str) -> NoReturn:
     """Forks the child, reads and removes the job, watches, prints the report."""
     job_in, job_out = os.pipe()
     result_in, result_out = os.pipe()
@@ -51,16 +58,18 @@ def main(job_path: str) -> None:
     for fd in (job_in, result_out, log_out):
         os.close(fd)
     with open(job_path, "rb") as file:  # noqa: PTH123 -- pathlib costs more than a small suite
-        job: Job = json.loads(file.read())
+        limits: Limits = marshal.load(file)  # noqa: S302 -- written by the grader
+        job: bytes = marshal.load(file)  # noqa: S302
     # From here on nothing on disk tells the tested code what is asked of it.
     os.unlink(job_path)  # noqa: PTH108
-    token = job.pop("token")
-    seal = os.urandom(16)
-    _send_all(job_out, json.dumps({**job, "seal": seal.hex()}).encode())
+    seal = os.urandom(SEAL_BYTES)
+    _send_all(job_out, seal + job)
     os.close(job_out)
-    report = _Watch(child, seal, job).until_end(result_in, log_in)
-    sys.stdout.write(f"\n{token} {json.dumps(report)}\n")
+    report = _Watch(child, seal, limits).until_end(result_in, log_in)
+    sys.stdout.write(f"\n{limits['token']} {report!r}\n")
     sys.stdout.flush()
+    # Without the interpreter's own clearing up, which costs more than all of the above.
+    os._exit(0)
 
 
 def _send_all(fd: int, data: bytes) -> None:
@@ -78,10 +87,10 @@ def _send_all(fd: int, data: bytes) -> None:
 class _Watch:
     """Collects a child's records and log until it ends or its time is up."""
 
-    def __init__(self, child: int, seal: bytes, job: Job) -> None:
+    def __init__(self, child: int, seal: bytes, limits: Limits) -> None:
         self.child = child
         self.seal = seal
-        self.job = job
+        self.limits = limits
         self.records = b""
         self.log = b""
 
@@ -95,7 +104,7 @@ class _Watch:
         _, status, usage = os.wait4(self.child, 0)
         self.records += _drain(result_in)
         self._keep_log(_drain(log_in))
-        count = len(self.job["tests"])
+        count = self.limits["tests"]
         end, detail, statuses = _read_records(self.records, self.seal, count)
         if end == "aborted":
             end, detail = self._why_aborted(status, timed_out)
@@ -109,10 +118,13 @@ class _Watch:
 
     def collect(self, result_in: int, log_in: int) -> bool:
         """Returns True when the wall clock ran out first."""
-        deadline = time.monotonic() + self.job["wall_s"]
-        most_bytes = RECORD_BYTES * (len(self.job["tests"]) + 1)
+        deadline = time.monotonic() + self.limits["wall_s"]
+        most_bytes = RECORD_BYTES * (self.limits["tests"] + 1)
         exited = _open_pidfd(self.child)
-        watched = [result_in, log_in] + ([] if exited is None else [exited])
+        watched = [log_in] + ([] if exited is None else [exited])
+        if most_bytes > PIPE_BYTES:
+            # Else the pipe holds all records until the end, and this process may sleep.
+            watched.append(result_in)
         while True:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -133,15 +145,15 @@ class _Watch:
                 return False
 
     def _keep_log(self, data: bytes) -> None:
-        self.log = (self.log + data)[-self.job["log_bytes"] :]
+        self.log = (self.log + data)[-self.limits["log_bytes"] :]
 
     def _why_aborted(self, status: int, timed_out: bool) -> tuple[str, str]:
         if timed_out:
-            return "timeout", f"wall clock, {self.job['wall_s']:g} s"
+            return "timeout", f"wall clock, {self.limits['wall_s']:g} s"
         if not os.WIFSIGNALED(status):
             return "aborted", f"exit code {os.WEXITSTATUS(status)} before the tests were done"
         if os.WTERMSIG(status) == signal.SIGXCPU:
-            return "timeout", f"processor time, {self.job['cpu_s']} s"
+            return "timeout", f"processor time, {self.limits['cpu_s']} s"
         return "killed", f"signal {os.WTERMSIG(status)}"
 
 
@@ -180,7 +192,7 @@ def _read_records(records: bytes, seal: bytes, count: int) -> tuple[str, str, st
     for start in range(0, len(records), RECORD_BYTES):
         record = records[start : start + RECORD_BYTES]
         index = int.from_bytes(record[16:20], "big")
-        if len(record) != RECORD_BYTES or record[:16] != seal or done:
+        if len(record) != RECORD_BYTES or record[:SEAL_BYTES] != seal or done:
             return "tampered", "a record without the seal, or after the last", "-" * count
         if index == DONE:
             done = True
@@ -202,16 +214,23 @@ def _run_child(job_in: int, result_out: int, log_out: int) -> NoReturn:
     while piece := os.read(job_in, 1 << 20):
         data += piece
     os.close(job_in)
-    job: Job = json.loads(data)
-    report = _make_reporter(result_out, bytes.fromhex(job.pop("seal")))
+    job: Job = marshal.loads(data[SEAL_BYTES:])  # noqa: S302
+    report = _make_reporter(result_out, data[:SEAL_BYTES])
+    del data
     complete = False
     try:
         _take_streams(log_out)
         _limit_processor(job["cpu_s"])
-        _become_a_plain_interpreter(job["workdir"])
-        complete = (
-            _run_pytest(job, report) if job["mode"] == "pytest" else _run_functions(job, report)
-        )
+        if job["mode"] == "pytest":
+            os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+            # Before the work folder comes first on the path.
+            import pytest
+
+            _become_a_plain_interpreter(job["workdir"])
+            complete = _run_pytest(job, report, pytest)
+        else:
+            _become_a_plain_interpreter(job["workdir"])
+            complete = _run_functions(job, report)
     except BaseException as error:
         _say("the tests did not run to their end", error)
     flush()
@@ -242,7 +261,7 @@ def _limit_processor(cpu_s: int) -> None:
 def _become_a_plain_interpreter(workdir: str) -> None:
     sys.dont_write_bytecode = True
     os.environ.pop("PYTEST_ADDOPTS", None)
-    sys.modules["__main__"] = ModuleType("__main__")
+    sys.modules["__main__"] = type(sys)("__main__")
     sys.argv = ["grade"]
     os.chdir(workdir)
     sys.path[0] = workdir
@@ -262,8 +281,10 @@ def _make_flush() -> Callable[[], None]:
 
     def flush() -> None:
         for stream in streams:
-            with contextlib.suppress(OSError, ValueError):
+            try:  # noqa: SIM105 -- contextlib costs an import
                 stream.flush()
+            except (OSError, ValueError):
+                pass
 
     return flush
 
@@ -304,9 +325,9 @@ def _run_file(
     workdir: str, path: str, code: CodeType, tests: list[tuple[int, str]], report: Reporter
 ) -> None:
     stop_tracing, stop_profiling = sys.settrace, sys.setprofile
-    bodies = {c.co_name: c for c in code.co_consts if isinstance(c, CodeType)}
+    bodies = {c.co_name: c for c in code.co_consts if isinstance(c, type(code))}
     folder, _, file_name = path.rpartition("/")
-    module = ModuleType(file_name.removesuffix(".py"))
+    module = type(sys)(file_name.removesuffix(".py"))
     module.__file__ = os.path.join(workdir, path)  # noqa: PTH118
     sys.modules[module.__name__] = module
     if folder:
@@ -340,19 +361,15 @@ def _run_test(name: str, function: Any) -> bytes:
         return b"s" if type(error).__name__ in {"SkipTest", "Skipped"} else b"e"
 
 
-def _run_pytest(job: Job, report: Reporter) -> bool:
+def _run_pytest(job: Job, report: Reporter, pytest: Any) -> bool:
     """Runs pytest in this process with a plug-in of ours as the only one beside its own."""
     for path, source in job["files"].items():
         _place_file(job["workdir"], path, source)
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    import pytest
-
     waiting = {test: index for index, test in enumerate(job["tests"])}
     worst: dict[str, bytes] = {}
 
     class Results:
-        @pytest.hookimpl(tryfirst=True)
-        def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        def pytest_runtest_logreport(self, report: Any) -> None:
             name = report.nodeid
             worst[name] = max(worst.get(name, b"p"), _letter_of(report), key=b"psfe".index)
             if report.when == "teardown" and name in waiting:

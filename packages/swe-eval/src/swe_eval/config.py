@@ -1,0 +1,147 @@
+"""Configuration of the evaluation service; each field documents its unit and default."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import pydantic
+from pydantic import Field, PositiveFloat, PositiveInt
+from service_kit.channel import ChannelConfig
+from service_kit.config import Config
+from service_kit.server import ServerConfig
+from service_kit.telemetry import TelemetryConfig
+
+MIB = 1024 * 1024
+INDEXES_PER_SEED = 1_000_000
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+
+
+class GeneratedSetConfig(Config):
+    """Tasks made on demand by the generator."""
+
+    kind: Literal["generated"] = "generated"
+    name: str
+    """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    split: Literal["pretrain", "train", "heldout"] = "train"
+    """Splits share no repository, function name or bug."""
+    count: Annotated[int, Field(ge=1, le=INDEXES_PER_SEED)] = 1000
+    """How many tasks the set has."""
+    first: Annotated[int, Field(ge=0)] = 0
+    """Number of its first task within the split."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Another seed gives other tasks: their numbers start at seed * 1,000,000 + first."""
+    test_wall_s: PositiveFloat = 20.0
+    """Longest time the hidden tests may take."""
+    test_cpu_s: PositiveInt = 2
+    """Processor time the hidden tests may take; a bug can loop for ever."""
+    command_timeout_s: PositiveFloat = 10.0
+    """Longest time one command of an agent may take."""
+    cached_tasks: PositiveInt = 512
+    """Tasks kept in memory; others are made again."""
+
+
+class HarborSetConfig(Config):
+    """Tasks in Harbor directories."""
+
+    kind: Literal["harbor"] = "harbor"
+    name: str
+    """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    path: Path
+    """A folder of task directories, at any depth, or a single one."""
+    environment: Literal["auto", "tree", "image"] = "auto"
+    """How a Dockerfile becomes an environment. `auto`: a folder tree where it only copies files,
+    else an image. `tree`: always a folder tree over the host's root; RUN lines are left out.
+    `image`: always an image."""
+    max_task_bytes: PositiveInt = 64 * MIB
+    """Largest task directory."""
+    command_timeout_s: Annotated[float, Field(ge=0)] = 0.0
+    """Longest time one command of an agent may take; 0: no limit of the task's own."""
+
+
+TaskSetConfig = Annotated[GeneratedSetConfig | HarborSetConfig, Field(discriminator="kind")]
+
+
+class FaultInjection(Config):
+    """Faults on purpose, for tests of whoever calls `Grade`."""
+
+    grade_rate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of attempts whose grading fails with INJECTED_FAULT, chosen by seed and attempt."""
+    seed: int = 0
+    """Another seed chooses other attempts."""
+
+
+class GradingConfig(Config):
+    """How diffs are graded."""
+
+    concurrency: PositiveInt = 8
+    """Gradings at once; others wait in line."""
+    max_waiting: PositiveInt = 4096
+    """Longest line; beyond it `Grade` fails with QUOTA_EXHAUSTED and may be repeated."""
+    max_diff_bytes: PositiveInt = MIB
+    """A larger diff is UNSOLVED with reason diff_too_large."""
+    log_bytes: PositiveInt = 4096
+    """Bytes of the tests' output kept, from its end."""
+    python: str = "python3"
+    """Interpreter of test runs inside the sandbox; 3.9 or newer."""
+    start_timeout_s: PositiveFloat = 60.0
+    """Longest time for a sandbox to start."""
+    call_timeout_s: PositiveFloat = 30.0
+    """Deadline of every other call to the sandbox service, on top of the tests' own time."""
+    faults: FaultInjection = FaultInjection()
+    """Faults on purpose; off by default."""
+
+
+class EvaluationConfig(Config):
+    """How policies are evaluated."""
+
+    state_dir: Path = Path("swe-eval-state")
+    """Where evaluations keep what they have scored, to resume by name."""
+    rollout_targets: list[ChannelConfig] = Field(
+        default_factory=lambda: [ChannelConfig(target="127.0.0.1:7104")]
+    )
+    """rollout-engine services that run attempts, unless a request names its own."""
+    groups_in_flight: PositiveInt = 64
+    """Tasks assigned to one rollout-engine at a time, within the credits that it gives."""
+    quarantine_retries: Annotated[int, Field(ge=0)] = 1
+    """How often a task whose attempts kept faulting is assigned again before it is left out."""
+    reassign_s: PositiveFloat = 120.0
+    """With several engines: one that is away for longer loses its tasks to the others."""
+    heartbeat_s: PositiveFloat = 5.0
+    """Longest silence on the event stream."""
+    idle_s: PositiveFloat = 600.0
+    """An evaluation none of whose engines can be reached for this long fails; it can be resumed."""
+    resamples: PositiveInt = 10_000
+    """Bootstrap resamples of the confidence interval."""
+
+
+def _default_task_sets() -> list[GeneratedSetConfig | HarborSetConfig]:
+    return [
+        GeneratedSetConfig(name="train", split="train", count=20_000),
+        GeneratedSetConfig(name="heldout", split="heldout", count=200),
+    ]
+
+
+class EvalConfig(Config):
+    """The whole configuration of `python -m swe_eval serve`."""
+
+    server: ServerConfig = ServerConfig(bind="127.0.0.1:7102")
+    telemetry: TelemetryConfig = TelemetryConfig()
+    sandbox: ChannelConfig = ChannelConfig(target="127.0.0.1:7101")
+    """The sandbox service that grading uses."""
+    task_sets: list[TaskSetConfig] = Field(default_factory=_default_task_sets)
+    """The sets that clients can list and draw from."""
+    grading: GradingConfig = GradingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    @pydantic.model_validator(mode="after")
+    def _names_are_plain_and_unique(self) -> Self:
+        seen: set[str] = set()
+        for task_set in self.task_sets:
+            if not _NAME.fullmatch(task_set.name):
+                raise ValueError(
+                    f"task set name {task_set.name!r}: use a-z, 0-9, '.', '_' and '-' only"
+                )
+            if task_set.name in seen:
+                raise ValueError(f"two task sets are named {task_set.name!r}; names must be unique")
+            seen.add(task_set.name)
+        return self

@@ -1,0 +1,220 @@
+"""Grades a diff: a fresh sandbox, the diff, the hidden tests, a verdict.
+
+Verdicts are about the diff. Whatever else goes wrong raises `ServiceError` with a `fault_cause` in
+its metadata. A run that exceeded the limits counts against the diff only if the reference solution
+keeps them; that is tried once a task and remembered.
+"""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from service_kit.errors import FailedPrecondition, Reason, ServiceError, service_error
+
+from swe_eval.config import GradingConfig
+from swe_eval.core.verdict import GradeReason, TestResult, TestStatus, Verdict
+from swe_eval.grading.faults import FAULT_CAUSE_KEY, is_chosen, with_cause
+from swe_eval.grading.host import SandboxHost
+from swe_eval.grading.limiter import Limiter
+from swe_eval.grading.prepare import PreparedDiff, RefusedDiff, prepare_diff, unexpected_paths
+from swe_eval.grading.trial import Observation, Trial
+from swe_eval.tasks.task import Task, TestGrader
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grade:
+    """A verdict and what led to it."""
+
+    verdict: Verdict
+    reason: GradeReason
+    detail: str = ""
+    tests: tuple[TestResult, ...] = ()
+    log_tail: str = ""
+    wall_s: float = 0.0
+    """From the request to the verdict, without waiting in line."""
+    sandbox_start_s: float = 0.0
+
+
+class Grader:
+    """Grades diffs, several at a time.
+
+    Args:
+        host: Where sandboxes come from.
+        config: Limits and deadlines.
+        clock: Seconds of a monotonic clock.
+        new_token: Makes secrets that the tested code must not guess.
+    """
+
+    def __init__(
+        self,
+        host: SandboxHost,
+        config: GradingConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        new_token: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self._host = host
+        self._config = config
+        self._clock = clock
+        self._trial = Trial(
+            host=host, python=config.python, log_bytes=config.log_bytes, new_token=new_token
+        )
+        self._sound: set[str] = set()
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.limiter = Limiter(config.concurrency, max_waiting=config.max_waiting, clock=clock)
+        self.graded = 0
+        self.faulted = 0
+
+    async def grade(self, task: Task, diff: bytes, *, attempt: str) -> Grade:
+        """Grades one diff.
+
+        Args:
+            task: The task it is for.
+            diff: Git format, against the pristine environment.
+            attempt: Names the attempt; decides about injected faults.
+
+        Raises:
+            ServiceError: infrastructure failed, or the task itself is broken; never a verdict.
+        """
+        try:
+            self._inject_fault(attempt)
+            prepared = self._prepare(task, diff)
+            if isinstance(prepared, RefusedDiff):
+                grade = _unsolved(task, prepared.reason, prepared.detail)
+            else:
+                async with self.limiter.slot():
+                    grade = await self._grade(task, prepared)
+        except ServiceError:
+            self.faulted += 1
+            raise
+        self.graded += 1
+        return grade
+
+    def _inject_fault(self, attempt: str) -> None:
+        faults = self._config.faults
+        if is_chosen(attempt, rate=faults.grade_rate, seed=faults.seed):
+            raise service_error(
+                Reason.INJECTED_FAULT,
+                f"the grader of attempt {attempt} was told to fail (grading.faults)",
+                # A repetition of this attempt would fail again.
+                retryable=False,
+                metadata={FAULT_CAUSE_KEY: "INJECTED"},
+            )
+
+    def _prepare(self, task: Task, diff: bytes) -> PreparedDiff | RefusedDiff:
+        tests = task.grader.files if isinstance(task.grader, TestGrader) else {}
+        return prepare_diff(
+            diff,
+            max_bytes=self._config.max_diff_bytes,
+            hidden_tests=frozenset(tests),
+            # A Harbor test.sh brings its own tests, and its task may well be to write some.
+            protect=isinstance(task.grader, TestGrader),
+        )
+
+    async def _grade(self, task: Task, prepared: PreparedDiff) -> Grade:
+        began = self._clock()
+        async with self._sandbox(task) as sandbox_id:
+            start_s = self._clock() - began
+            refused = await self._apply(sandbox_id, prepared)
+            if refused is not None:
+                return _unsolved(task, refused.reason, refused.detail, self._clock() - began)
+            with _doing("running the tests"):
+                seen = await self._trial.run(task, sandbox_id)
+        if seen.judgement.needs_reference:
+            await self._demand_sound(task, seen)
+        return Grade(
+            verdict=seen.judgement.verdict,
+            reason=seen.judgement.reason,
+            detail=seen.detail,
+            tests=seen.judgement.tests,
+            log_tail=seen.log_tail,
+            wall_s=self._clock() - began,
+            sandbox_start_s=start_s,
+        )
+
+    async def _apply(self, sandbox_id: str, prepared: PreparedDiff) -> RefusedDiff | None:
+        with _doing("applying the diff"):
+            try:
+                changed = await self._host.apply_patch(sandbox_id, prepared.patch)
+            except ServiceError as error:
+                if error.reason is Reason.PATCH_REJECTED:
+                    return RefusedDiff(reason=GradeReason.PATCH_REJECTED, detail=error.message)
+                if error.reason is Reason.TOO_LARGE:
+                    return RefusedDiff(reason=GradeReason.DIFF_TOO_LARGE, detail=error.message)
+                raise
+        unexpected = unexpected_paths(changed, prepared)
+        if unexpected:
+            return RefusedDiff(
+                reason=GradeReason.UNSAFE_PATH,
+                detail=f"applying it changed {unexpected[:5]}, which it does not name",
+            )
+        return None
+
+    async def _demand_sound(self, task: Task, seen: Observation) -> None:
+        """Raises unless the reference solution passes where this run ended before its tests did."""
+        async with self._locks[task.task_id]:
+            if task.task_id in self._sound:
+                return
+            if await self._reference_passes(task):
+                self._sound.add(task.task_id)
+                return
+        raise FailedPrecondition(
+            f"task {task.task_id}: its reference solution does not pass within the limits either "
+            f"({seen.judgement.reason}: {seen.detail}); raise the task's limits or leave it out",
+            metadata={FAULT_CAUSE_KEY: "TASK"},
+        )
+
+    async def _reference_passes(self, task: Task) -> bool:
+        """Without a reference, the tests that pass in the untouched repository stand in for it."""
+        async with self._sandbox(task) as sandbox_id:
+            with _doing("running the reference solution"):
+                if task.reference is not None:
+                    await self._trial.solve(task, task.reference, sandbox_id)
+                    seen = await self._trial.run(task, sandbox_id)
+                    return seen.judgement.verdict is Verdict.SOLVED
+                keeping = task.grader.pass_to_pass if isinstance(task.grader, TestGrader) else None
+                if keeping == ():
+                    return True  # nothing to compare with: the task's word stands
+                seen = await self._trial.run(task, sandbox_id, required=keeping)
+                return not seen.judgement.needs_reference
+
+    @asynccontextmanager
+    async def _sandbox(self, task: Task) -> AsyncIterator[str]:
+        with _doing("starting a sandbox"):
+            sandbox_id = await self._host.create(task.environment)
+        try:
+            yield sandbox_id
+        finally:
+            try:
+                await asyncio.shield(self._host.destroy(sandbox_id))
+            except ServiceError as error:
+                # Its lease ends it; the verdict stands.
+                logger.warning("sandbox %s was not destroyed: %s", sandbox_id, error.message)
+
+
+@contextmanager
+def _doing(what: str) -> Iterator[None]:
+    try:
+        yield
+    except ServiceError as error:
+        raise with_cause(error, doing=what) from error
+
+
+def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0) -> Grade:
+    required = task.grader.required if isinstance(task.grader, TestGrader) else ()
+    return Grade(
+        verdict=Verdict.UNSOLVED,
+        reason=reason,
+        detail=detail,
+        tests=tuple(
+            TestResult(name=name, required=True, status=TestStatus.MISSING) for name in required
+        ),
+        wall_s=wall_s,
+    )

@@ -1,0 +1,167 @@
+"""One run of a task's grader inside a sandbox that already holds the work to be judged."""
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
+from swe_eval.grading.host import CommandResult, SandboxHost
+from swe_eval.grading.job import BOOT_FILE, job_files, read_report
+from swe_eval.tasks.task import FileTree, Reference, ScriptGrader, Task, TestGrader, TreeFile
+
+_REPORT_BYTES = 256 * 1024
+_REWARD_BYTES = 65536
+# The runner ends by itself after the tests' own time; this is for the machine to be slow about it.
+_GRACE_S = 5.0
+_VERIFIER_FOLDER = "/logs/verifier"
+_RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'  # $0 is the script
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """A judgement and what was seen on the way to it."""
+
+    judgement: Judgement
+    detail: str
+    log_tail: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """How to run graders.
+
+    Attributes:
+        host: The sandbox service.
+        python: Interpreter inside the sandbox.
+        log_bytes: How much of the tests' output to keep.
+        new_token: Makes secrets.
+    """
+
+    host: SandboxHost
+    python: str
+    log_bytes: int
+    new_token: Callable[[], str] = lambda: secrets.token_hex(16)
+
+    async def run(
+        self, task: Task, sandbox_id: str, *, required: tuple[str, ...] | None = None
+    ) -> Observation:
+        """Runs the task's grader. `required` narrows the tests of a `TestGrader`."""
+        if isinstance(task.grader, TestGrader):
+            tests = task.grader.required if required is None else required
+            return await self._run_tests(task, task.grader, tests, sandbox_id)
+        return await self._run_script(task, task.grader, sandbox_id)
+
+    async def solve(self, task: Task, reference: Reference, sandbox_id: str) -> None:
+        """Puts the reference solution into a pristine sandbox."""
+        if reference.patch:
+            await self.host.apply_patch(sandbox_id, reference.patch)
+            return
+        await self._run_from(
+            task, "/solution", "solve.sh", reference.files, reference.env, _wall_s(task), sandbox_id
+        )
+
+    async def _run_tests(
+        self, task: Task, grader: TestGrader, tests: tuple[str, ...], sandbox_id: str
+    ) -> Observation:
+        token = self.new_token()
+        workdir = task.environment.workdir
+        folder = f"/tmp/{self.new_token()}"  # noqa: S108 -- inside the sandbox
+        files = job_files(grader, tests, token=token, workdir=workdir, log_bytes=self.log_bytes)
+        await self.host.write_files(sandbox_id, folder, files)
+        result = await self.host.run(
+            sandbox_id,
+            [self.python, f"{folder}/{BOOT_FILE}", folder],
+            env={},
+            timeout_s=grader.wall_s + _GRACE_S,
+            max_output_bytes=_REPORT_BYTES,
+        )
+        report = read_report(result, tests, token=token)
+        return Observation(
+            judgement=judge(required=tests, statuses=report.statuses, end=report.end),
+            detail=report.detail,
+            log_tail=report.log[-self.log_bytes :],
+        )
+
+    async def _run_script(self, task: Task, grader: ScriptGrader, sandbox_id: str) -> Observation:
+        result = await self._run_from(
+            task, "/tests", "test.sh", grader.files, grader.env, grader.wall_s, sandbox_id
+        )
+        reward = None
+        end = _end_of(result)
+        if end is RunEnd.FINISHED:
+            reward = parse_reward(
+                as_json=await self._read_reward(sandbox_id, "reward.json"),
+                as_text=await self._read_reward(sandbox_id, "reward.txt"),
+            )
+        log = (result.stdout + result.stderr)[-self.log_bytes :].decode("utf-8", "replace")
+        return Observation(
+            judgement=judge_reward(reward, end=end),
+            detail=f"test.sh ended with exit code {result.exit_code}, reward {reward}",
+            log_tail=log,
+        )
+
+    async def _read_reward(self, sandbox_id: str, name: str) -> bytes | None:
+        path = f"{_VERIFIER_FOLDER}/{name}"
+        return await self.host.read_file(sandbox_id, path, max_bytes=_REWARD_BYTES)
+
+    async def _run_from(
+        self,
+        task: Task,
+        folder: str,
+        script: str,
+        files: FileTree,
+        env: Mapping[str, str],
+        wall_s: float,
+        sandbox_id: str,
+    ) -> CommandResult:
+        executable = {**files, script: TreeFile(files[script].content, executable=True)}
+        await self.host.write_files(sandbox_id, folder, executable)
+        return await self.host.run(
+            sandbox_id,
+            ["/bin/sh", "-c", _RUN_SCRIPT, f"{folder}/{script}"],
+            env=env,
+            timeout_s=wall_s,
+            max_output_bytes=2 * self.log_bytes,
+        )
+
+
+def _wall_s(task: Task) -> float:
+    return task.grader.wall_s
+
+
+def _end_of(result: CommandResult) -> RunEnd:
+    if result.timed_out:
+        return RunEnd.TIMEOUT
+    return RunEnd.OUT_OF_MEMORY if result.out_of_memory else RunEnd.FINISHED
+
+
+def parse_reward(*, as_json: bytes | None, as_text: bytes | None) -> float | None:
+    """The reward that a Harbor verifier left: `reward.json` goes first, then `reward.txt`.
+
+    A JSON object counts by its `reward`, else by the least of its numbers. None when there is no
+    finite number.
+    """
+    if as_json is not None:
+        try:
+            values = json.loads(as_json)
+        except ValueError:
+            return None
+        if isinstance(values, dict):
+            numbers = [values["reward"]] if "reward" in values else list(values.values())
+        else:
+            numbers = [values]
+        if not numbers or any(
+            isinstance(n, bool) or not isinstance(n, int | float) for n in numbers
+        ):
+            return None
+        least = float(min(numbers))
+    elif as_text is not None:
+        try:
+            least = float(as_text)
+        except ValueError:
+            return None
+    else:
+        return None
+    return least if math.isfinite(least) else None

@@ -1,0 +1,221 @@
+"""The task sets of a service: where tasks are listed, found by id, and their files by digest."""
+
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from swe_eval.config import INDEXES_PER_SEED, GeneratedSetConfig, HarborSetConfig
+from swe_eval.errors import MalformedTaskError, TaskSetError
+from swe_eval.generate import make_task
+from swe_eval.tasks.generated import from_generated
+from swe_eval.tasks.harbor import EnvironmentMode, HarborOptions, find_tasks, read_task
+from swe_eval.tasks.task import Environment, Task
+
+logger = logging.getLogger(__name__)
+
+_GENERATED_ID = re.compile(r"([a-z]+)-(\d+)-[a-z-]+")
+_REMEMBERED_DIGESTS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRef:
+    """A task in a listing."""
+
+    task_id: str
+    repository: str
+    kind: str
+
+
+class TaskSet(Protocol):
+    """An ordered collection of tasks."""
+
+    @property
+    def name(self) -> str:
+        """What clients ask for."""
+        ...
+
+    @property
+    def generated(self) -> bool:
+        """Whether tasks are made on demand."""
+        ...
+
+    @property
+    def problems(self) -> Sequence[MalformedTaskError]:
+        """Tasks that were left out, with the reason."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def refs(self, start: int, count: int) -> list[TaskRef]:
+        """Up to `count` tasks from position `start` on."""
+        ...
+
+    def find(self, task_id: str) -> Task | None:
+        """The task with this id, or None if it is not of this set."""
+        ...
+
+
+class GeneratedSet:
+    """Tasks that the generator makes when they are asked for; the most recent ones are kept."""
+
+    generated = True
+    problems: Sequence[MalformedTaskError] = ()
+
+    def __init__(self, config: GeneratedSetConfig) -> None:
+        self.name = config.name
+        self._config = config
+        self._first = config.seed * INDEXES_PER_SEED + config.first
+        self._cache: OrderedDict[int, Task] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._config.count
+
+    def refs(self, start: int, count: int) -> list[TaskRef]:
+        """Up to `count` tasks from position `start` on."""
+        numbers = range(self._first + start, self._first + min(start + count, len(self)))
+        made = (make_task(self._config.split, number) for number in numbers)
+        return [TaskRef(task.task_id, task.repository, task.kind) for task in made]
+
+    def find(self, task_id: str) -> Task | None:
+        """The task with this id, or None if it is not of this set."""
+        match = _GENERATED_ID.fullmatch(task_id)
+        if match is None or match[1] != self._config.split:
+            return None
+        number = int(match[2])
+        if not self._first <= number < self._first + len(self):
+            return None
+        task = self._task(number)
+        return task if task.task_id == task_id else None
+
+    def _task(self, number: int) -> Task:
+        task = self._cache.get(number)
+        if task is None:
+            config = self._config
+            task = from_generated(
+                make_task(config.split, number),
+                wall_s=config.test_wall_s,
+                cpu_s=config.test_cpu_s,
+                command_timeout_s=config.command_timeout_s,
+            )
+            self._cache[number] = task
+            if len(self._cache) > config.cached_tasks:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(number)
+        return task
+
+
+class HarborSet:
+    """Harbor task directories, read once; those that can't be read are problems, not the end."""
+
+    generated = False
+
+    def __init__(self, config: HarborSetConfig) -> None:
+        """Reads all tasks.
+
+        Raises:
+            TaskSetError: the folder is not there, or holds no task directory at all.
+        """
+        self.name = config.name
+        if not config.path.is_dir():
+            raise TaskSetError(f"task set {config.name!r}: {config.path} is not a folder")
+        folders = find_tasks(config.path)
+        if not folders:
+            raise TaskSetError(
+                f"task set {config.name!r}: no folder with a task.toml under {config.path}"
+            )
+        options = HarborOptions(
+            environment=EnvironmentMode(config.environment), max_task_bytes=config.max_task_bytes
+        )
+        self._tasks: dict[str, Task] = {}
+        problems: list[MalformedTaskError] = []
+        for folder in folders:
+            try:
+                task = read_task(folder, options)
+                if task.task_id in self._tasks:
+                    raise MalformedTaskError(  # noqa: TRY301 -- one way out for all problems
+                        task=folder.name,
+                        file="task.toml",
+                        field="task.name",
+                        expected="a name of its own",
+                        found=f"{task.task_id!r}, the name of another task",
+                    )
+            except MalformedTaskError as problem:
+                logger.warning("task set %s leaves out a task: %s", config.name, problem)
+                problems.append(problem)
+            else:
+                self._tasks[task.task_id] = replace(
+                    task, command_timeout_s=config.command_timeout_s
+                )
+        self.problems: Sequence[MalformedTaskError] = tuple(problems)
+        self._order = list(self._tasks.values())
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def refs(self, start: int, count: int) -> list[TaskRef]:
+        """Up to `count` tasks from position `start` on."""
+        return [
+            TaskRef(task.task_id, task.repository, task.kind)
+            for task in self._order[start : start + count]
+        ]
+
+    def find(self, task_id: str) -> Task | None:
+        """The task with this id, or None if it is not of this set."""
+        return self._tasks.get(task_id)
+
+
+class Catalog:
+    """All task sets of a service."""
+
+    def __init__(self, task_sets: Sequence[TaskSet]) -> None:
+        self._sets = {task_set.name: task_set for task_set in task_sets}
+        self._by_digest: OrderedDict[str, str] = OrderedDict()
+
+    @property
+    def task_sets(self) -> Sequence[TaskSet]:
+        """The sets in the order of the configuration."""
+        return tuple(self._sets.values())
+
+    def task_set(self, name: str) -> TaskSet | None:
+        """The set with this name."""
+        return self._sets.get(name)
+
+    def find(self, task_id: str) -> Task | None:
+        """The task with this id in the first set that has it."""
+        for task_set in self._sets.values():
+            task = task_set.find(task_id)
+            if task is not None:
+                self._remember(task)
+                return task
+        return None
+
+    def environment(self, digest: str) -> Environment | None:
+        """The environment with this digest, if a task that was asked for lately has it."""
+        task_id = self._by_digest.get(digest)
+        task = None if task_id is None else self.find(task_id)
+        return None if task is None else task.environment
+
+    def _remember(self, task: Task) -> None:
+        digest = task.environment.digest
+        self._by_digest[digest] = task.task_id
+        self._by_digest.move_to_end(digest)
+        if len(self._by_digest) > _REMEMBERED_DIGESTS:
+            self._by_digest.popitem(last=False)
+
+
+def open_task_sets(configs: Sequence[GeneratedSetConfig | HarborSetConfig]) -> Catalog:
+    """Opens the configured sets.
+
+    Raises:
+        TaskSetError: a set can't be used at all. Single malformed tasks are logged and left out.
+    """
+    return Catalog(
+        [
+            GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else HarborSet(config)
+            for config in configs
+        ]
+    )

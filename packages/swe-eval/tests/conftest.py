@@ -1,0 +1,209 @@
+"""Shared fixtures: a sandbox host that runs commands in plain folders, and a small task."""
+
+import asyncio
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from service_kit.errors import FailedPrecondition, NotFound, Reason, ServiceError
+from swe_eval.grading.host import CommandResult
+from swe_eval.tasks.task import (
+    Environment,
+    FileTree,
+    Reference,
+    Task,
+    TestGrader,
+    TestRunner,
+    TreeFile,
+)
+
+
+def fill(folder: Path, files: FileTree) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, file in files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.content)
+        target.chmod(0o755 if file.executable else 0o644)
+
+
+def read(path: str) -> bytes | None:
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+
+
+def git_apply(patch: bytes, cwd: str) -> list[str]:
+    command = ["git", "apply", "--whitespace=nowarn"]
+    numbers = subprocess.run(
+        [*command, "--numstat", "-z"], input=patch, cwd=cwd, capture_output=True
+    )
+    done = subprocess.run(command, input=patch, cwd=cwd, capture_output=True)
+    if done.returncode != 0:
+        raise FailedPrecondition(done.stderr.decode(), reason=Reason.PATCH_REJECTED)
+    return [entry.split(b"\t")[2].decode() for entry in numbers.stdout.split(b"\0") if entry]
+
+
+class FolderHost:
+    """Runs commands in a folder of this machine: no isolation, so for tests of our own logic only.
+
+    Each environment's work folder must lie under the folder given here, one sandbox at a time.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.live: dict[str, Environment] = {}
+        self.created = 0
+        self.calls: list[str] = []
+        self.written: dict[str, bytes] = {}
+        self.fail: dict[str, ServiceError] = {}
+        self.answer: Callable[[Sequence[str]], CommandResult | None] = lambda argv: None
+
+    def _called(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.fail:
+            raise self.fail[name]
+
+    async def create(self, environment: Environment) -> str:
+        self._called("create")
+        self.created += 1
+        workdir = Path(environment.workdir)
+        assert workdir.is_relative_to(self.root)
+        shutil.rmtree(workdir, ignore_errors=True)
+        fill(workdir, environment.files)
+        sandbox_id = uuid.uuid4().hex
+        self.live[sandbox_id] = environment
+        return sandbox_id
+
+    def put(self, sandbox_id: str, path: str, text: str) -> None:
+        """Replaces a file of the work folder, as an agent's diff would."""
+        fill(Path(self._environment(sandbox_id).workdir), {path: TreeFile(text.encode())})
+
+    def _environment(self, sandbox_id: str) -> Environment:
+        if sandbox_id not in self.live:
+            raise NotFound(f"no sandbox {sandbox_id}", reason=Reason.SANDBOX_GONE)
+        return self.live[sandbox_id]
+
+    async def apply_patch(self, sandbox_id: str, patch: bytes) -> list[str]:
+        self._called("apply_patch")
+        return git_apply(patch, self._environment(sandbox_id).workdir)
+
+    async def write_files(self, sandbox_id: str, folder: str, files: FileTree) -> None:
+        self._called("write_files")
+        self._environment(sandbox_id)
+        for path, file in files.items():
+            self.written[f"{folder}/{path}"] = file.content
+        fill(Path(folder), files)
+
+    async def run(
+        self,
+        sandbox_id: str,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        timeout_s: float,
+        max_output_bytes: int,
+    ) -> CommandResult:
+        self._called("run")
+        cwd = self._environment(sandbox_id).workdir
+        answer = self.answer(argv)
+        if answer is not None:
+            return answer
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            cwd=cwd,
+            env={"PATH": "/usr/local/bin:/usr/bin:/bin", **env},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, err = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            return CommandResult(exit_code=-9, stdout=b"", stderr=b"", timed_out=True)
+        return CommandResult(
+            exit_code=process.returncode or 0,
+            stdout=out[-max_output_bytes:],
+            stderr=err[-max_output_bytes:],
+        )
+
+    async def read_file(self, sandbox_id: str, path: str, *, max_bytes: int) -> bytes | None:
+        self._called("read_file")
+        self._environment(sandbox_id)
+        content = read(path)
+        return None if content is None else content[:max_bytes]
+
+    async def destroy(self, sandbox_id: str) -> None:
+        self._called("destroy")
+        self._environment(sandbox_id)
+        del self.live[sandbox_id]
+
+
+@pytest.fixture
+def folder_host(tmp_path: Path) -> Iterator[FolderHost]:
+    host = FolderHost(tmp_path)
+    yield host
+    for path in host.written:
+        if path.startswith("/tmp/"):
+            shutil.rmtree(Path(path).parent, ignore_errors=True)
+    assert host.live == {}, "a sandbox was not destroyed"
+
+
+@pytest.fixture
+def make_shop(tmp_path: Path) -> Callable[..., Task]:
+    """Makes the shop task: `add` subtracts; a hidden test of each function."""
+
+    def make(
+        *,
+        runner: TestRunner = TestRunner.FUNCTIONS,
+        hidden: str | None = None,
+        wall_s: float = 20.0,
+        cpu_s: int = 10,
+        reference: Reference | None = None,
+        workdir: str | None = None,
+        fail_to_pass: tuple[str, ...] = ("tests/test_hidden.py::test_add",),
+        pass_to_pass: tuple[str, ...] = ("tests/test_hidden.py::test_double",),
+    ) -> Task:
+        return Task(
+            task_id="shop-1",
+            repository="shop",
+            kind="operator_change",
+            instruction="add(2, 3) returns -1, expected 5",
+            environment=Environment(
+                files={
+                    "shop.py": TreeFile(
+                        b"def add(a, b):\n    return a - b\n\n\ndef double(a):\n    return 2 * a\n"
+                    ),
+                    "test_shop.py": TreeFile(
+                        b"from shop import double\n\n\n"
+                        b"def test_double():\n    assert double(2) == 4\n"
+                    ),
+                    "setup.cfg": TreeFile(b"[tool:pytest]\naddopts = -q\n"),
+                },
+                workdir=workdir or str(tmp_path / "work"),
+            ),
+            grader=TestGrader(
+                runner=runner,
+                files={
+                    "tests/test_hidden.py": hidden
+                    or (
+                        "from shop import add, double\n\n\n"
+                        "def test_add():\n    assert add(20, 3) == 23\n\n\n"
+                        "def test_double():\n    assert double(21) == 42\n"
+                    )
+                },
+                fail_to_pass=fail_to_pass,
+                pass_to_pass=pass_to_pass,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+            ),
+            reference=reference,
+        )
+
+    return make

@@ -1,0 +1,177 @@
+from pathlib import Path
+
+import pytest
+from sandbox_client.environments import EnvironmentTree
+from swe_eval.config import EvalConfig, GeneratedSetConfig, HarborSetConfig
+from swe_eval.core.decontaminate import TaskFacts, defined_functions, overlaps
+from swe_eval.errors import TaskSetError
+from swe_eval.generate import make_task
+from swe_eval.tasks.sets import Catalog, GeneratedSet, HarborSet, open_task_sets
+from swe_eval.tasks.task import Environment, Task, TestGrader, TestRunner, TreeFile
+
+SAMPLES = Path(__file__).parent.parent / "data" / "harbor"
+
+
+def generated(**settings: object) -> GeneratedSet:
+    return GeneratedSet(GeneratedSetConfig(name="train", count=30, **settings))  # type: ignore[arg-type]
+
+
+def test_generated_tasks_are_listed_and_found_by_id() -> None:
+    task_set = generated()
+    refs = task_set.refs(10, 5)
+    assert [ref.task_id for ref in refs] == [make_task("train", i).task_id for i in range(10, 15)]
+    task = task_set.find(refs[0].task_id)
+    assert task is not None
+    made = make_task("train", 10)
+    assert (task.repository, task.kind) == (refs[0].repository, refs[0].kind)
+    assert isinstance(task.grader, TestGrader)
+    assert task.grader.runner is TestRunner.FUNCTIONS
+    assert task.grader.fail_to_pass == made.fail_to_pass
+    assert task.reference is not None
+    assert task.reference.patch == made.gold_patch.encode()
+
+
+def test_listing_ends_with_the_set() -> None:
+    assert len(generated().refs(28, 100)) == 2
+    assert generated().refs(30, 100) == []
+
+
+def test_ids_outside_the_set_are_not_found() -> None:
+    task_set = generated()
+    inside = make_task("train", 29).task_id
+    assert task_set.find(inside) is not None
+    for stranger in (
+        make_task("train", 30).task_id,
+        make_task("heldout", 3).task_id,
+        inside.rpartition("-")[0],
+        "train-00003-no-such-kind",
+        "org/task",
+        "",
+    ):
+        assert task_set.find(stranger) is None
+
+
+def test_another_seed_or_first_number_gives_other_tasks() -> None:
+    ids = {ref.task_id for ref in generated().refs(0, 30)}
+    assert ids.isdisjoint(ref.task_id for ref in generated(seed=1).refs(0, 30))
+    assert [r.task_id for r in generated(first=5).refs(0, 1)] == [make_task("train", 5).task_id]
+
+
+def test_tasks_beyond_the_cache_are_made_again_the_same() -> None:
+    task_set = generated(cached_tasks=2)
+    ids = [ref.task_id for ref in task_set.refs(0, 5)]
+    first = [task_set.find(i) for i in ids]
+    again = [task_set.find(i) for i in ids]
+    assert [t.environment.digest for t in first if t] == [t.environment.digest for t in again if t]
+
+
+def test_the_digest_is_the_sandbox_services_own() -> None:
+    task = generated().find(make_task("train", 0).task_id)
+    assert task is not None
+    made = make_task("train", 0)
+    tree = EnvironmentTree(
+        {path: text.encode() for path, text in reversed(list(made.files.items()))}
+    )
+    assert task.environment.digest == tree.digest
+
+
+def test_environments_are_found_by_digest_once_their_task_was_asked_for() -> None:
+    catalog = Catalog([generated(cached_tasks=1)])
+    first, second = (make_task("train", i).task_id for i in (0, 9))
+    task = catalog.find(first)
+    assert task is not None
+    assert catalog.environment("0" * 64) is None
+    catalog.find(second)  # pushes the first one out of the cache
+    again = catalog.environment(task.environment.digest)
+    assert again is not None
+    assert again.tar() == task.environment.tar()
+
+
+def test_the_tar_depends_on_nothing_but_the_files() -> None:
+    files = {"b/x.sh": TreeFile(b"x", executable=True), "a.py": TreeFile("ü".encode())}
+    packed = Environment(files=files).tar()
+    assert packed == Environment(files=dict(reversed(files.items()))).tar()
+    assert packed != Environment(files={**files, "b/x.sh": TreeFile(b"x")}).tar()
+
+
+def test_malformed_harbor_tasks_are_problems_and_never_stop_the_others() -> None:
+    task_set = HarborSet(HarborSetConfig(name="samples", path=SAMPLES))
+    assert [ref.task_id for ref in task_set.refs(0, 100)] == [
+        "harbor/hello-workdir",
+        "harbor/hello-world",
+        "harbor/verifier-mode-shared-default",
+    ]
+    assert {problem.task for problem in task_set.problems} == {
+        "hello-healthcheck",
+        "hello-multi-step-simple",
+        "hello-user",
+        "separate-verifier-environment",
+    }
+
+
+def test_a_name_taken_twice_is_a_problem_of_the_second_folder(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        for path in (SAMPLES / "hello-world").rglob("*"):
+            target = folder / path.relative_to(SAMPLES / "hello-world")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file():
+                target.write_bytes(path.read_bytes())
+    task_set = HarborSet(HarborSetConfig(name="twins", path=tmp_path))
+    assert len(task_set) == 1
+    assert [(p.task, p.field) for p in task_set.problems] == [("two", "task.name")]
+
+
+@pytest.mark.parametrize("make", [lambda p: p / "absent", lambda p: p])
+def test_a_folder_without_tasks_is_an_error_of_the_set(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(TaskSetError, match="task set 'x'"):
+        HarborSet(HarborSetConfig(name="x", path=make(tmp_path)))
+
+
+def test_several_sets_form_a_catalog() -> None:
+    catalog = open_task_sets(
+        [
+            GeneratedSetConfig(name="train", count=3),
+            GeneratedSetConfig(name="heldout", split="heldout", count=3),
+            HarborSetConfig(name="samples", path=SAMPLES),
+        ]
+    )
+    assert [s.name for s in catalog.task_sets] == ["train", "heldout", "samples"]
+    assert catalog.find("harbor/hello-world") is not None
+    assert catalog.find(make_task("heldout", 2).task_id) is not None
+    assert catalog.find("nope") is None
+    assert catalog.task_set("nope") is None
+
+
+def test_names_of_sets_are_plain_and_unique() -> None:
+    with pytest.raises(ValueError, match="unique"):
+        EvalConfig(task_sets=[GeneratedSetConfig(name="a"), GeneratedSetConfig(name="a")])
+    with pytest.raises(ValueError, match="use a-z"):
+        EvalConfig(task_sets=[GeneratedSetConfig(name="A B")])
+
+
+def test_the_default_sets_share_no_repository_and_no_function() -> None:
+    def facts(task_set: GeneratedSet, count: int) -> list[TaskFacts]:
+        found: list[Task] = []
+        for ref in task_set.refs(0, count):
+            task = task_set.find(ref.task_id)
+            assert task is not None
+            found.append(task)
+        return [
+            TaskFacts(
+                task_id=task.task_id,
+                repository=task.repository,
+                functions=defined_functions(
+                    {
+                        path: file.content.decode()
+                        for path, file in task.environment.files.items()
+                        if not path.startswith("test_")
+                    }
+                ),
+            )
+            for task in found
+        ]
+
+    train, heldout = (GeneratedSet(c) for c in EvalConfig().task_sets)  # type: ignore[arg-type]
+    assert overlaps(facts(train, 150), facts(heldout, 60)) == []
+    assert overlaps(facts(train, 3), facts(train, 3)) != []
