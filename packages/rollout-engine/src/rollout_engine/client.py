@@ -24,23 +24,24 @@ from typing import Any
 import grpc
 import pydantic
 from service_kit.config import Config
-from service_kit.errors import DataLoss, Internal, Reason, ServiceError, Unavailable, service_error
+from service_kit.errors import Reason, ServiceError, Unavailable, service_error
 from service_kit.streams import with_idle_deadline
 from tailrace.rollout.v1 import rollout_service_pb2 as pb
 from tailrace.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 
 from rollout_engine import wire
+from rollout_engine.assembly import GroupAssembly
 from rollout_engine.core.consumption import ConsumerBook, Standing
 from rollout_engine.core.retry import Backoff
 from rollout_engine.types import (
     Assignment,
-    Attempt,
     Decision,
     FinishedGroup,
     GroupKey,
     Progress,
     Purpose,
 )
+from rollout_engine.wire_enums import DECISIONS, PURPOSES
 
 logger = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class GroupConsumer:
         self._book = ConsumerBook(cursor, keep)
         self._commits: dict[GroupKey, pb.Commit] = {}
         self._refusals: dict[GroupKey, ServiceError] = {}
-        self._pieces: dict[GroupKey, dict[int, _Pieces]] = {}
+        self._assembly = GroupAssembly(self._config.max_attempt_bytes)
         self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
         self._changed = asyncio.Condition()
         self._outbox: asyncio.Queue[pb.RunGroupsRequest] | None = None
@@ -252,7 +253,7 @@ class GroupConsumer:
         commit = pb.Commit(
             group_id=key.group_id,
             assignment_epoch=key.epoch,
-            decision=wire.DECISIONS.to_proto(decision),
+            decision=DECISIONS.to_proto(decision),
             step=step,
         )
         self._commits[key] = commit
@@ -279,7 +280,7 @@ class GroupConsumer:
 
     def _withdraw(self, key: GroupKey, reason: str) -> None:
         self._book.withdraw(key, reason)
-        self._pieces.pop(key, None)
+        self._assembly.drop(key)
         self._send(_withdrawal(key, reason))
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
@@ -303,7 +304,7 @@ class GroupConsumer:
     async def _disconnected(self) -> None:
         self.connected = False
         self._outbox = None
-        self._pieces.clear()
+        self._assembly.clear()
         await self._notify()
 
     def _send(self, request: pb.RunGroupsRequest) -> None:
@@ -322,7 +323,7 @@ class GroupConsumer:
             pb.RunGroupsRequest(
                 hello=pb.Hello(
                     consumer_id=self._consumer_id,
-                    purpose=wire.PURPOSES.to_proto(self._purpose),
+                    purpose=PURPOSES.to_proto(self._purpose),
                     cursor=self._book.cursor,
                     incarnation=self._incarnation,
                 )
@@ -357,7 +358,7 @@ class GroupConsumer:
     async def _handle(self, response: pb.RunGroupsResponse) -> None:
         match response.WhichOneof("message"):
             case "attempt_chunk":
-                self._take_piece(response.attempt_chunk)
+                self._assembly.add(response.attempt_chunk)
             case "group_finished":
                 await self._take_group(response.group_finished)
             case "accepted":
@@ -406,93 +407,20 @@ class GroupConsumer:
         self._book.refused(key)
         await self._notify()
 
-    def _take_piece(self, chunk: pb.AttemptChunk) -> None:
-        pieces = self._pieces.setdefault(_key(chunk), {})
-        attempt = pieces.get(chunk.index)
-        if attempt is None:
-            if not 0 < chunk.total <= self._config.max_attempt_bytes:
-                raise DataLoss(
-                    f"attempt {chunk.index} of group {chunk.group_id} has {chunk.total} bytes; "
-                    f"expected 1 to {self._config.max_attempt_bytes} (max_attempt_bytes)"
-                )
-            attempt = pieces[chunk.index] = _Pieces(chunk.total)
-        attempt.add(chunk)
-
     async def _take_group(self, finished: pb.GroupFinished) -> None:
         key = _key(finished)
-        pieces = self._pieces.pop(key, {})
         if not self._book.expects(key, finished.cursor):
+            self._assembly.drop(key)
             return
-        if set(pieces) != set(range(finished.attempts)):
-            raise Internal(
-                f"group {key} came with attempts {sorted(pieces)}; expected {finished.attempts}"
-            )
-        attempts: list[Attempt] = [
-            wire.attempt_from_bytes(pieces[index].whole(key, index)) for index in sorted(pieces)
-        ]
-        quarantined = (
-            wire.fault_from_proto(finished.quarantined)
-            if finished.HasField("quarantined")
-            else None
-        )
-        group = FinishedGroup(
-            key=key,
-            task_id=finished.task_id,
-            cursor=finished.cursor,
-            attempts=tuple(attempts),
-            quarantined=quarantined,
-            faulted_tries=tuple(
-                wire.faulted_try_from_proto(faulted) for faulted in finished.faulted_tries
-            ),
-        )
+        group = self._assembly.take(finished)
         # Only now: had it not been whole, it must be delivered again.
         self._book.delivered(key, finished.cursor)
         self._finished.put_nowait(group)
         await self._notify()
 
 
-class _Pieces:
-    """One attempt's bytes as they come in."""
-
-    def __init__(self, total: int) -> None:
-        self._data = bytearray(total)
-        self._filled = 0
-        self._checksum = 0
-
-    def add(self, chunk: pb.AttemptChunk) -> None:
-        end = chunk.offset + len(chunk.data)
-        if chunk.offset != self._filled or end > len(self._data) or chunk.total != len(self._data):
-            raise DataLoss(
-                f"attempt {chunk.index} of group {chunk.group_id}: a piece of {len(chunk.data)} "
-                f"bytes at {chunk.offset} of {chunk.total} does not follow {self._filled} of "
-                f"{len(self._data)}"
-            )
-        self._data[chunk.offset : end] = chunk.data
-        self._filled = end
-        self._checksum = chunk.checksum
-
-    def whole(self, key: GroupKey, index: int) -> bytes:
-        if self._filled != len(self._data):
-            raise DataLoss(
-                f"attempt {index} of group {key} has {self._filled} of {len(self._data)} bytes"
-            )
-        data = bytes(self._data)
-        found = wire.checksum(data)
-        if found != self._checksum:
-            raise DataLoss(
-                f"attempt {index} of group {key} has checksum {found:016x}; "
-                f"expected {self._checksum:016x}"
-            )
-        return data
-
-
 def _key(
-    message: pb.Accepted
-    | pb.Rejected
-    | pb.Committed
-    | pb.AttemptChunk
-    | pb.GroupFinished
-    | pb.KnownGroup,
+    message: pb.Accepted | pb.Rejected | pb.Committed | pb.GroupFinished | pb.KnownGroup,
 ) -> GroupKey:
     return GroupKey(message.group_id, message.assignment_epoch)
 

@@ -6,10 +6,9 @@ checksum or do not parse raise `DataLoss`.
 
 from __future__ import annotations
 
-import enum
 import math
 from collections.abc import Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import xxhash
@@ -25,19 +24,19 @@ from rollout_engine.types import (
     AttemptLimits,
     AttemptTiming,
     BlobRef,
-    Decision,
     Fault,
-    FaultCause,
     FaultedTry,
-    FaultStage,
     GroupKey,
-    LimitKind,
-    Outcome,
     Progress,
-    Purpose,
     Sampling,
     Segment,
     VersionSpan,
+)
+from rollout_engine.wire_enums import (
+    FAULT_CAUSES,
+    FAULT_STAGES,
+    LIMIT_KINDS,
+    OUTCOMES,
 )
 
 MAX_CHUNK_BYTES = 512 * 1024
@@ -49,56 +48,6 @@ MAX_ID_LENGTH = 255
 _INT32 = np.dtype("<i4")
 _FLOAT32 = np.dtype("<f4")
 _BOOL = np.dtype(np.bool_)
-
-M = TypeVar("M", bound=enum.StrEnum)
-N = TypeVar("N", bound=int)
-
-
-class _Generated(Protocol[N]):
-    def items(self) -> list[tuple[str, N]]: ...
-
-
-class EnumCodec(Generic[M, N]):
-    """Translates between a closed set of ours and a generated enum, by name."""
-
-    def __init__(self, members: type[M], generated: _Generated[N], prefix: str) -> None:
-        numbers = dict(generated.items())
-        self._name = members.__name__
-        self._unspecified = numbers[prefix + "UNSPECIFIED"]
-        self._numbers = {member: numbers[prefix + member.value] for member in members}
-        self._members = {number: member for member, number in self._numbers.items()}
-
-    def to_proto(self, member: M | None) -> N:
-        """Give the generated number; None is the unspecified one."""
-        return self._unspecified if member is None else self._numbers[member]
-
-    def from_proto(self, number: N) -> M:
-        """Give the member; an unspecified or unknown number is malformed."""
-        member = self.optional(number)
-        if member is None:
-            raise InvalidArgument(
-                f"{self._name} is unset; expected one of {', '.join(self._numbers)}"
-            )
-        return member
-
-    def optional(self, number: N) -> M | None:
-        """Give the member, or None for the unspecified number."""
-        if number == self._unspecified:
-            return None
-        member = self._members.get(number)
-        if member is None:
-            raise InvalidArgument(
-                f"{self._name} {number} is unknown; is the peer of a newer version?"
-            )
-        return member
-
-
-PURPOSES = EnumCodec(Purpose, pb.Purpose, "PURPOSE_")
-OUTCOMES = EnumCodec(Outcome, outcome_pb2.Outcome, "OUTCOME_")
-LIMIT_KINDS = EnumCodec(LimitKind, outcome_pb2.LimitKind, "LIMIT_KIND_")
-FAULT_STAGES = EnumCodec(FaultStage, outcome_pb2.FaultStage, "FAULT_STAGE_")
-FAULT_CAUSES = EnumCodec(FaultCause, outcome_pb2.FaultCause, "FAULT_CAUSE_")
-DECISIONS = EnumCodec(Decision, pb.Decision, "DECISION_")
 
 
 def _identifier(value: str, field: str) -> str:
