@@ -76,12 +76,14 @@ def _service(config: WeightSyncConfig, stack: AsyncExitStack) -> Service:
         log,
         Registry(
             started_s=time.monotonic(),
+            fresh=not log.current_run,
             max_lease_s=config.registry.max_lease_s,
             report_ttl_s=config.registry.report_ttl_s,
         ),
         store_uri=store.uri,
         read_manifest=store.read_manifest if config.store.verify_announced else None,
         heartbeat_s=config.registry.heartbeat_s,
+        listed_versions=config.registry.listed_versions,
     )
     return Service(
         SERVICE_NAME,

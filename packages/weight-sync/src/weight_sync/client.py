@@ -58,7 +58,7 @@ class WeightClient:
         )
 
     async def list_versions(self, run: str = "", *, timeout_s: float) -> Versions:
-        """List a run's versions; empty: the run acquired last."""
+        """List a run's newest versions, oldest first; empty: the run acquired last."""
         response = await self._stub.ListVersions(pb.ListVersionsRequest(run=run), timeout=timeout_s)
         return Versions(
             [wire.announced_from_proto(version) for version in response.versions],

@@ -26,13 +26,16 @@ class StoreConfig(Config):
 
 
 class RegistryConfig(Config):
-    """How long words are believed."""
+    """How long words are believed, and how many are told."""
 
     max_lease_s: float = pydantic.Field(default=60.0, gt=0)
     """Longest lease of a node, and the one granted when a node asks for 0."""
 
     report_ttl_s: float = pydantic.Field(default=15.0, gt=0)
     """A receiver's report counts for this long; then its engines are UNKNOWN."""
+
+    listed_versions: int = pydantic.Field(default=1000, ge=1, le=2000)
+    """ListVersions returns so many of a run's newest versions; more would not fit a message."""
 
     heartbeat_s: float = pydantic.Field(default=5.0, gt=0)
     """Longest silence on a stream of versions."""

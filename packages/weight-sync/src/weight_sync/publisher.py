@@ -279,9 +279,10 @@ class Publisher:
                 keep_latest=self._keep_latest,
             )
             for version in sorted(stored, key=lambda version: -version.number):
-                # Of older incarnations, what was never announced is nobody's.
-                stray = version.incarnation < self.incarnation and version.number not in self._links
-                if version.number in gone or stray:
+                # What was never announced, and no longer will be, is nobody's.
+                stray = version.number not in self._links
+                own = version.incarnation <= self.incarnation
+                if version.number in gone or (stray and own):
                     self._store.remove(version)
         except OSError:
             logger.exception("run %s: could not prune old versions", self.run)

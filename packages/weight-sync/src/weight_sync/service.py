@@ -48,6 +48,7 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
         store_uri: str,
         read_manifest: Callable[[str], Manifest] | None,
         heartbeat_s: float = 5.0,
+        listed_versions: int = 1000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve `log` and `registry`.
@@ -58,6 +59,7 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
             store_uri: told to publishers.
             read_manifest: reads a manifest by URI, to check announcements; None: do not.
             heartbeat_s: longest silence on a stream of versions.
+            listed_versions: so many of the newest are listed.
             clock: monotonic seconds.
         """
         self._log = log
@@ -65,8 +67,8 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
         self._store_uri = store_uri
         self._read_manifest = read_manifest
         self._heartbeat_s = heartbeat_s
+        self._listed_versions = listed_versions
         self._clock = clock
-        self._writing = asyncio.Lock()
         self._versions_changed = asyncio.Event()
         self._engines_changed = asyncio.Event()
         self._draining = asyncio.Event()
@@ -81,14 +83,10 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
         self, request: pb.AcquirePublisherRequest, context: Context
     ) -> pb.AcquirePublisherResponse:
         """Give publishing to a new incarnation."""
-        with_run = _checked(lambda: check_run(request.run))
-        async with self._writing:
-            record = await self._recorded(
-                lambda: self._log.acquire(
-                    with_run, holder=request.holder, known_number=request.known_number
-                )
-            )
-        self._wake_versions()
+        run = _checked(lambda: check_run(request.run))
+        record = await self._recorded(
+            lambda: self._log.acquire(run, holder=request.holder, known_number=request.known_number)
+        )
         return pb.AcquirePublisherResponse(
             incarnation=record.incarnation,
             last_number=record.last_number,
@@ -100,10 +98,7 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
     ) -> pb.AnnounceResponse:
         """Record a version and tell the receivers."""
         announced = _checked(lambda: wire.announced_from_proto(request.version))
-        async with self._writing:
-            new = await self._recorded(lambda: self._announce(announced))
-        if new:
-            self._wake_versions()
+        await self._recorded(lambda: self._announce(announced))
         needed = self._registry.needed(now_s=self._clock())
         return pb.AnnounceResponse(
             held_numbers=needed.held, target_numbers=needed.targets, settled=needed.settled
@@ -112,10 +107,11 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
     async def ListVersions(  # noqa: N802
         self, request: pb.ListVersionsRequest, context: Context
     ) -> pb.ListVersionsResponse:
-        """List a run's versions, oldest first; an empty run is the one acquired last."""
+        """List a run's newest versions, oldest first; an empty run is the one acquired last."""
         run = request.run or self._log.current_run
+        versions = self._log.versions(run)[-self._listed_versions :]
         return pb.ListVersionsResponse(
-            versions=[wire.announced_to_proto(v) for v in self._log.versions(run)],
+            versions=[wire.announced_to_proto(version) for version in versions],
             incarnation=self._log.record(run).incarnation,
         )
 
@@ -213,8 +209,10 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
         return self._log.announce(announced)
 
     async def _recorded(self, change: Callable[[], T]) -> T:
-        # Shielded: a caller that gives up must not leave memory and disk of two minds.
-        return await asyncio.shield(asyncio.to_thread(_checked, change))
+        # Shielded: what a caller began and gave up is recorded all the same, and told.
+        recording = asyncio.ensure_future(asyncio.to_thread(_checked, change))
+        recording.add_done_callback(lambda _: self._wake_versions())
+        return await asyncio.shield(recording)
 
     def _with_lag(self, node: NodeView, run: str) -> NodeView:
         return replace(

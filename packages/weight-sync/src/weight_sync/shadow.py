@@ -12,7 +12,7 @@ from pathlib import Path
 from weight_sync.codecs import Codec, codec_by_id
 from weight_sync.core.manifest import Manifest
 from weight_sync.errors import AnchorRequired, ChecksumMismatch, ManifestError
-from weight_sync.state import exclusive
+from weight_sync.locks import exclusive
 from weight_sync.stores import open_store
 from weight_sync.transports import FileTransport, Transport
 from weight_sync.types import AnnouncedVersion

@@ -1,17 +1,17 @@
 """What the service must not forget: who may publish, and what was announced. In SQLite."""
 
-import fcntl
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from service_kit.errors import StartupError
 
 from weight_sync.core.manifest import PolicyVersion
 from weight_sync.core.publisher import RunRecord, acquire, admit
 from weight_sync.errors import NumberNotRising, StoreFull
+from weight_sync.locks import exclusive
 from weight_sync.types import AnnouncedVersion
 
 _SCHEMA = """
@@ -43,7 +43,7 @@ _LOCKS_HELP = "stop the other service, or set state_dir to another folder"
 class VersionLog:
     """The durable record of runs and versions. Every change is on disk when its method returns.
 
-    `acquire` and `announce` block for some milliseconds: call them from a thread, one at a time.
+    `acquire` and `announce` block for some milliseconds: call them from a thread; they take turns.
     The others only look into memory.
     """
 
@@ -73,6 +73,7 @@ class VersionLog:
                 f"{path}: not a usable record of versions: {error}. Restore it, or move it away "
                 "and let the trainer acquire anew: it knows its last number"
             ) from error
+        self._turn = threading.Lock()
         self._versions: dict[str, dict[int, AnnouncedVersion]] = {}
         self._records: dict[str, RunRecord] = {}
         self._current = ""
@@ -85,6 +86,10 @@ class VersionLog:
 
     def acquire(self, run: str, *, holder: str, known_number: int) -> RunRecord:
         """Give publishing for a run to a new incarnation."""
+        with self._turn:
+            return self._acquire(run, holder, known_number)
+
+    def _acquire(self, run: str, holder: str, known_number: int) -> RunRecord:
         # Numbers rise over all runs of a service, so that an engine's label names one version.
         highest = max((record.last_number for record in self._records.values()), default=0)
         record = acquire(
@@ -109,6 +114,10 @@ class VersionLog:
             Fenced, NumberNotRising, AnchorRequired: see `core.publisher.admit`.
             StoreFull: the disk of the record is full.
         """
+        with self._turn:
+            return self._announce(announced)
+
+    def _announce(self, announced: AnnouncedVersion) -> bool:
         version = announced.version
         try:
             record = admit(
@@ -225,19 +234,3 @@ def _announced(
         base=base,
         traceparent=traceparent,
     )
-
-
-def exclusive(path: Path, advice: str) -> IO[str]:
-    """Take a lock file for this process's life, or until the returned file is closed.
-
-    Raises:
-        StartupError: another process has it.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("w", encoding="utf-8")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.close()
-        raise StartupError(f"{path.parent} is in use by another process; {advice}") from error
-    return file

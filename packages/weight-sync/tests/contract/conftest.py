@@ -48,7 +48,7 @@ def config(tmp_path: Path) -> WeightSyncConfig:
         server=ServerConfig(bind="127.0.0.1:0", drain_grace_s=1),
         state_dir=tmp_path / "state",
         store=StoreConfig(folder=tmp_path / "store"),
-        registry=RegistryConfig(heartbeat_s=0.05),
+        registry=RegistryConfig(heartbeat_s=0.05, listed_versions=10),
         receiver=ReceiverConfig(enabled=False),
     )
 

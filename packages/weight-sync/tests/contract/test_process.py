@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from service_kit.channel import ChannelConfig, open_channel
 from weight_sync import Publisher, WeightClient
-from weight_sync.testing import FakeEngine, root_of
+from weight_sync.testing import FakeEngine, Fault, root_of
 
 Weights = Callable[[int], dict[str, Any]]
 
@@ -73,15 +74,25 @@ async def test_a_killed_service_goes_on_where_it_was(
                 numbers.append(version.number)
                 assert process.end(signal.SIGKILL) == -signal.SIGKILL
                 process.start()
-            # The publisher of before may go on; a new one fences it off, with higher numbers still.
-            found = await client.await_version(2, timeout_s=20)
-            assert found.engines == 1
-            resumed = await Publisher.acquire(channel, run="run")
-            numbers.append((await resumed.publish(weights(3), step=3, parent=2)).number)
-            assert numbers == [1, 2, 3]
-            assert (await client.await_version(3, timeout_s=20)).engines == 1
+            assert (await client.await_version(2, timeout_s=20)).engines == 1
             loads = [path for path, _ in engine.calls if path == "/update_weights_from_disk"]
-            assert len(loads) == 3  # none because of a restart
+            assert len(loads) == 2  # none because of a restart
+            # Killed in the midst of an activation: the engine stays paused until it is whole again.
+            engine.faults.append(Fault.HANG)
+            numbers.append((await publisher.publish(weights(3), step=3)).number)
+            async with asyncio.timeout(20):
+                while engine.faults:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert process.end(signal.SIGKILL) == -signal.SIGKILL
+            assert engine.served[-1][0] == "2"
+            process.start()
+            assert (await client.await_version(3, timeout_s=20)).engines == 1
+            # The publisher of before might go on; a new one fences it off, with higher numbers.
+            resumed = await Publisher.acquire(channel, run="run")
+            numbers.append((await resumed.publish(weights(4), step=4, parent=3)).number)
+            assert numbers == [1, 2, 3, 4]
+            assert (await client.await_version(4, timeout_s=20)).engines == 1
+            assert engine.served[-1][0] == "4"
             assert engine.unpaused_loads == 0
     finally:
         code = await asyncio.to_thread(process.end, signal.SIGTERM)
@@ -118,3 +129,31 @@ def test_a_busy_port_is_one_clear_message_and_exit_code_2(tmp_path: Path) -> Non
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in ended.stderr
+
+
+def test_the_readme_s_example_runs(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    command = [sys.executable, "-m", "weight_sync", "serve"]
+    address = f"127.0.0.1:{free_port()}"
+    for each in (f"server.bind={address}", f"state_dir={tmp_path}", f"store.folder={tmp_path}/s"):
+        command += ["--set", each]
+    # Until the service listens, calls wait for it.
+    patient = f'target="{address}", wait_for_ready=True'
+    code = example.replace('target="127.0.0.1:7103"', patient)
+    assert code != example
+    with subprocess.Popen(command) as service:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-c", code],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+        finally:
+            service.terminate()
+    lines = ended.stdout.splitlines()
+    assert len(lines) == 2
+    assert "number=1, step=1, parent=0" in lines[0]
+    assert "number=2, step=2, parent=1" in lines[1]

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from service_kit.channel import Channel, ChannelConfig, open_channel
-from service_kit.errors import ServiceError
+from service_kit.channel import Channel
+from service_kit.errors import ServiceError, Unavailable
 from weight_sync import (
     EngineEndpoint,
     EngineReport,
@@ -20,7 +20,7 @@ from weight_sync import (
     WeightClient,
 )
 from weight_sync.codecs import Dense
-from weight_sync.config import RegistryConfig, WeightSyncConfig
+from weight_sync.config import WeightSyncConfig
 from weight_sync.core.receiver import Phase
 from weight_sync.errors import Fenced, ManifestError, StoreFull
 from weight_sync.stores.folder import path_of
@@ -144,6 +144,25 @@ async def test_a_service_that_stays_away_is_an_error_within_the_time_given(
     assert (await publisher.publish(weights(1), step=1)).number == 2
 
 
+async def test_what_was_committed_but_never_announced_does_not_stay(
+    config: WeightSyncConfig,
+    publisher: Publisher,
+    weights: Weights,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(*_: Any, **__: Any) -> None:
+        raise Unavailable("the service is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WeightClient, "announce", away)
+        with pytest.raises(Unavailable):
+            await publisher.publish(weights(1), step=1, timeout_s=0.05)
+    store = publisher_store(config)
+    assert [v.number for v in store.committed("run")] == [1]
+    await publisher.publish(weights(1), step=1)
+    assert [v.number for v in store.committed("run")] == [2]
+
+
 async def test_what_is_no_name_for_a_run_is_refused_here(channel: Channel) -> None:
     with pytest.raises(ManifestError, match="run: expected"):
         await Publisher.acquire(channel, run="a/b")
@@ -151,75 +170,51 @@ async def test_what_is_no_name_for_a_run_is_refused_here(channel: Channel) -> No
         await Publisher.acquire(channel, run="a", keep_latest=0)
 
 
-async def test_prunes_nothing_before_receivers_had_time_to_report(
-    config: WeightSyncConfig, run_service: Any, weights: Weights
+async def test_prunes_what_no_engine_needs(
+    config: WeightSyncConfig, channel: Channel, weights: Weights
 ) -> None:
-    registry = RegistryConfig(max_lease_s=60, report_ttl_s=60)
-    config = config.model_copy(update={"registry": registry})
-    async with (
-        run_service(config) as service,
-        open_channel(ChannelConfig(target=service.address)) as channel,
-    ):
-        store = publisher_store(config)
-        publisher = await Publisher.acquire(channel, run="run", keep_latest=2)
-        for step in range(5):
-            await publisher.publish(weights(step), step=step)
-        assert [v.number for v in store.committed("run")] == [1, 2, 3, 4, 5]
+    store = publisher_store(config)
+    publisher = await Publisher.acquire(channel, run="run", keep_latest=2)
+    for step in range(5):
+        await publisher.publish(weights(step), step=step)
+    assert [v.number for v in store.committed("run")] == [4, 5]
+    # A resumed publisher clears what the old one wrote but never announced.
+    stray = store.begin("run", 6, 1)
+    stray.write("model.safetensors", [b"torn"])
+    resumed = await Publisher.acquire(channel, run="run", keep_latest=1)
+    assert (await resumed.publish(weights(9), step=9)).number == 7
+    assert [path.name for path in (store.root / "run").iterdir()] == ["0000000007-0002"]
 
 
-async def test_prunes_once_the_service_is_settled(
-    config: WeightSyncConfig, run_service: Any, weights: Weights
+async def test_prunes_nothing_just_after_a_restart_of_the_service(
+    config: WeightSyncConfig, service: Any, publisher: Publisher, weights: Weights
 ) -> None:
-    registry = RegistryConfig(max_lease_s=0.01, report_ttl_s=0.01)
-    config = config.model_copy(update={"registry": registry})
-    async with (
-        run_service(config) as service,
-        open_channel(ChannelConfig(target=service.address)) as channel,
-    ):
-        store = publisher_store(config)
-        publisher = await Publisher.acquire(channel, run="run", keep_latest=2)
-        await asyncio.sleep(0.02)
-        for step in range(5):
-            await publisher.publish(weights(step), step=step)
-        assert [v.number for v in store.committed("run")] == [4, 5]
-        # A resumed publisher clears what the old one wrote but never announced.
-        stray = store.begin("run", 6, 1)
-        stray.write("model.safetensors", [b"torn"])
-        resumed = await Publisher.acquire(channel, run="run", keep_latest=1)
-        assert (await resumed.publish(weights(9), step=9)).number == 7
-        assert [v.number for v in store.committed("run")] == [7]
-        assert [path.name for path in (config.store_folder / "run").iterdir()] == [
-            "0000000007-0002"
-        ]
+    # Receivers may be at work that have not reported to this life of the service yet.
+    for step in range(5):
+        await publisher.publish(weights(step), step=step)
+        if step == 1:
+            await service.stop()
+            await service.start()
+    assert [v.number for v in publisher_store(config).committed("run")] == [1, 2, 3, 4, 5]
 
 
 async def test_keeps_what_an_engine_is_being_brought_to(
-    config: WeightSyncConfig, run_service: Any, weights: Weights
+    config: WeightSyncConfig, channel: Channel, client: WeightClient, weights: Weights
 ) -> None:
-    registry = RegistryConfig(max_lease_s=0.3, report_ttl_s=0.3)
-    config = config.model_copy(update={"registry": registry})
-    async with (
-        run_service(config) as service,
-        open_channel(ChannelConfig(target=service.address)) as channel,
-    ):
-        client = WeightClient(channel)
-        store = publisher_store(config)
-        publisher = await Publisher.acquire(channel, run="run", keep_latest=1)
-        for step in range(3):
-            await publisher.publish(weights(step), step=step)
-        await asyncio.sleep(0.31)
-        await client.register_node(
-            node_id="n",
-            host="h",
-            rollout_target="",
-            engines=[EngineEndpoint("http://e")],
-            lease_s=0,
-            timeout_s=5,
-        )
-        report = EngineReport(url="http://e", phase=Phase.READY, version=1, target_version=2)
-        await client.report_engines("h", [report], timeout_s=5)
-        await publisher.publish(weights(3), step=3)
-        assert [v.number for v in store.committed("run")] == [2, 4]
+    publisher = await Publisher.acquire(channel, run="run", keep_latest=1)
+    await client.register_node(
+        node_id="n",
+        host="h",
+        rollout_target="",
+        engines=[EngineEndpoint("http://e")],
+        lease_s=0,
+        timeout_s=5,
+    )
+    report = EngineReport(url="http://e", phase=Phase.PREPARING, version=1, target_version=2)
+    await client.report_engines("h", [report], timeout_s=5)
+    for step in range(4):
+        await publisher.publish(weights(step), step=step)
+    assert [v.number for v in publisher_store(config).committed("run")] == [2, 4]
 
 
 KILLED = """

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 from service_kit.channel import Channel, ChannelConfig, open_channel
+from service_kit.errors import Unauthenticated
 from weight_sync import EngineEndpoint, EngineReport, PolicyVersion, Publisher, WeightClient
 from weight_sync.config import ReceiverConfig, StaticEngine, WeightSyncConfig
 from weight_sync.core.receiver import Phase
@@ -429,3 +431,40 @@ async def test_old_shadows_are_deleted(
 
 def shadows_in(config: WeightSyncConfig) -> list[str]:
     return [path.name for path in config.shadow_folder.iterdir() if path.is_dir()]
+
+
+async def test_a_receiver_of_another_host_follows_the_same_service(
+    config: WeightSyncConfig, run_service: Any, engine: FakeEngine, weights: Weights
+) -> None:
+    async with opened(run_service, config) as stack:
+        far = ReceiverConfig(
+            only=True,
+            service=ChannelConfig(target=stack.service.address),
+            host="far away",
+            engines=(StaticEngine(url=engine.url),),
+            poll_interval_s=0.02,
+        )
+        changed = config.model_copy(update={"receiver": far})
+        async with run_service(changed):
+            version = await stack.publish(weights(1))
+            await stack.reached(version)
+            (node,) = (await stack.client.list_nodes(timeout_s=5)).nodes
+            assert (node.node_id, node.host) == ("receiver@far away", "far away")
+            assert engine.root() == stack.roots["1"]
+
+
+async def test_a_token_guards_the_service_and_its_own_receiver_has_it(
+    config: WeightSyncConfig, run_service: Any, engine: FakeEngine, weights: Weights
+) -> None:
+    server = config.server.model_copy(update={"token": SecretStr("a token of its own")})
+    changed = receiving(config, engine).model_copy(update={"server": server})
+    async with run_service(changed) as service:
+        async with open_channel(ChannelConfig(target=service.address)) as channel:
+            with pytest.raises(Unauthenticated):
+                await Publisher.acquire(channel, run="run")
+        trusted = ChannelConfig(target=service.address, token=SecretStr("a token of its own"))
+        async with open_channel(trusted) as channel:
+            publisher = await Publisher.acquire(channel, run="run")
+            version = await publisher.publish(weights(1), step=1)
+            client = WeightClient(channel)
+            assert (await client.await_version(version.number, timeout_s=10)).engines == 1

@@ -86,6 +86,14 @@ async def test_lists_what_was_announced(client: WeightClient, store: FolderStore
     assert list((await client.list_versions("other", timeout_s=5)).versions) == []
 
 
+async def test_a_long_list_is_cut_at_its_old_end(client: WeightClient, store: FolderStore) -> None:
+    await acquire(client)
+    for number in range(1, 13):
+        await client.announce(committed(store, number), timeout_s=5)
+    listed = (await client.list_versions(timeout_s=5)).versions
+    assert [v.version.number for v in listed] == list(range(3, 13))
+
+
 async def test_an_older_incarnation_is_refused_as_fenced(
     client: WeightClient, store: FolderStore
 ) -> None:
@@ -302,4 +310,14 @@ async def test_announcing_says_which_versions_engines_need(
     await client.report_engines("host", [moving], timeout_s=5)
     needed = await client.announce(committed(store, 4), timeout_s=5)
     assert (needed.held, needed.targets) == ((2,), (3,))
-    assert not needed.settled  # this service is seconds old
+    assert needed.settled
+
+
+async def test_a_restarted_service_does_not_know_yet_what_engines_need(
+    service: Any, client: WeightClient, store: FolderStore
+) -> None:
+    await acquire(client)
+    await service.stop()
+    await service.start()
+    needed = await client.announce(committed(store, 1), timeout_s=5)
+    assert not needed.settled

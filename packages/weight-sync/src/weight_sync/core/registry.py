@@ -89,11 +89,24 @@ class Registry:
     """
 
     def __init__(
-        self, *, started_s: float, max_lease_s: float = 60.0, report_ttl_s: float = 15.0
+        self,
+        *,
+        started_s: float,
+        fresh: bool = False,
+        max_lease_s: float = 60.0,
+        report_ttl_s: float = 15.0,
     ) -> None:
+        """Start empty.
+
+        Args:
+            started_s: now, by the caller's clock.
+            fresh: no version was ever announced, so no receiver can be missing its registration.
+            max_lease_s: longest lease of a node.
+            report_ttl_s: a report is believed for so long.
+        """
         self._max_lease_s = max_lease_s
         self._report_ttl_s = report_ttl_s
-        self._settled_s = started_s + max(max_lease_s, report_ttl_s)
+        self._settled_s = started_s + (0.0 if fresh else max(max_lease_s, report_ttl_s))
         self._leases: dict[str, _Lease] = {}
         self._reports: dict[str, _HostReport] = {}
 
