@@ -1,0 +1,96 @@
+"""The KV cache: one preallocated block of memory, a fixed row for each running sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rollout_engine.engines.cpu.spec import ModelSpec
+
+LENGTH_STEP = 16
+"""Attention works on multiples of this many positions, so that views can be kept and used again."""
+
+BYTES_PER_VALUE = 4
+
+
+def bytes_per_token(spec: ModelSpec) -> int:
+    """Bytes of keys and values that one token takes."""
+    return spec.layers * 2 * spec.kv_heads * spec.head_dim * BYTES_PER_VALUE
+
+
+def round_up(positions: int) -> int:
+    """Round up to a multiple of `LENGTH_STEP`."""
+    return -(-positions // LENGTH_STEP) * LENGTH_STEP
+
+
+class KvCache:
+    """Keys and values, float32 `[layers, 2, rows, kv_heads, positions, head_dim]`.
+
+    The memory is claimed from the system as rows fill up, not at once.
+
+    Attributes:
+        layers: For each layer its part as `[2 * rows * kv_heads * positions, head_dim]`; writing
+            single tokens is twice as fast through numpy.
+        index: `[rows, kv_heads, 2]`, where position 0 of a row's keys and of its values lies in it.
+        mask: `[rows * kv_heads, 1, positions]`, 0 at positions in use and -inf elsewhere.
+    """
+
+    def __init__(self, spec: ModelSpec, rows: int, positions: int) -> None:
+        self.rows = rows
+        self.positions = round_up(positions)
+        self._kv_heads = spec.kv_heads
+        shape = (spec.layers, 2, rows, spec.kv_heads, self.positions, spec.head_dim)
+        # numpy's zeros are untouched pages; torch's would be written at once.
+        self._array = np.zeros(shape, np.float32)
+        self._memory = torch.from_numpy(self._array)
+        self.layers = [layer.reshape(-1, spec.head_dim) for layer in self._array]
+        planes = np.arange(2)[None, None, :] * (rows * spec.kv_heads)
+        heads = np.arange(rows * spec.kv_heads).reshape(rows, spec.kv_heads, 1)
+        self.index: NDArray[np.int64] = (planes + heads) * self.positions
+        self.mask = torch.full((rows * spec.kv_heads, 1, self.positions), -torch.inf)
+        self._arange = np.arange(rows)
+        self._mask_by_row = self.mask.view(rows, spec.kv_heads, self.positions).numpy()
+
+    def views(self, layer: int, rows: int, length: int) -> tuple[NDArray[np.float32], Tensor]:
+        """Return the keys and values of the first rows at the first positions.
+
+        Shapes: `[rows, kv_heads, head_dim, length]` and `[rows * kv_heads, length, head_dim]`.
+        """
+        keys = self._array[layer, 0, :rows, :, :length].swapaxes(-1, -2)
+        return keys, self._memory[layer, 1, :rows].flatten(0, 1)[:, :length]
+
+    def rows_view(self, layer: int, first: int, end: int, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of some rows, both `[rows, kv_heads, length, head_dim]`."""
+        part = self._memory[layer, :, first:end, :, :length]
+        return part[0], part[1]
+
+    def use(self, positions: NDArray[np.int64]) -> None:
+        """Unmask one position in each of the first rows."""
+        self._mask_by_row[self._arange[: len(positions)], :, positions] = 0.0
+
+    def use_range(self, row: int, length: int) -> None:
+        """Unmask exactly the first positions of a row."""
+        self._mask_by_row[row, :, :length] = 0.0
+        self._mask_by_row[row, :, length:] = -np.inf
+
+    def save(self, row: int, length: int) -> Tensor:
+        """Copy the first positions of a row out: `[layers, 2, kv_heads, length, head_dim]`."""
+        return self._memory[:, :, row, :, :length].clone()
+
+    def restore(self, row: int, saved: Tensor, length: int) -> None:
+        """Copy the first positions of something saved into a row."""
+        self._memory[:, :, row, :, :length].copy_(saved[:, :, :, :length])
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first positions of a row, and its mask, to another row."""
+        self._memory[:, :, target, :, :length].copy_(self._memory[:, :, source, :, :length])
+        self._mask_by_row[target] = self._mask_by_row[source]
+
+    def scrub(self, row: int) -> None:
+        """Zero a row. Masked positions are multiplied by zero, which would not rid of a NaN."""
+        self._memory[:, :, row].zero_()
+
+
+__all__ = ["LENGTH_STEP", "KvCache", "bytes_per_token", "round_up"]

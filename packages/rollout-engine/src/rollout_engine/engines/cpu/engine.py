@@ -1,0 +1,469 @@
+"""The embedded engine without its shell: requests in, steps, results out.
+
+Single-threaded and synchronous. Weights are swapped between two steps; reading them from disk is
+the caller's business, in whatever thread it likes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rollout_engine.engines.cpu.batch import ABORTED, Admission, Batch, Chunk, Sequence
+from rollout_engine.engines.cpu.cache import KvCache, bytes_per_token
+from rollout_engine.engines.cpu.config import CpuEngineConfig
+from rollout_engine.engines.cpu.decode import Decoder, PromptChunk
+from rollout_engine.engines.cpu.noise import derive_seed
+from rollout_engine.engines.cpu.prefix import Entry, PrefixStore
+from rollout_engine.engines.cpu.rows import Rows
+from rollout_engine.engines.cpu.sampling import Sampled, sample, top_of
+from rollout_engine.engines.cpu.weights import Weights
+from rollout_engine.engines.errors import EngineBusy, EnginePoisoned, InvalidRequest
+from rollout_engine.engines.types import EngineLoad, EngineRequest, Finish, FinishKind, PauseMode
+
+_SEED_LIMIT = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A finished sequence's keys and values, and the oldest weights that made any of them."""
+
+    memory: Tensor
+    epoch: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    computed_prompt_tokens: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    weight_updates: int = 0
+
+
+class CpuEngine:
+    """Continuous batching over one model.
+
+    Args:
+        config: Sizes and policies.
+        weights: The first version; `config.weight_version` is its label.
+        clock: Seconds, for `engine_s` and rates alone.
+
+    Raises:
+        ValueError: the configured KV cache is larger than the configuration allows.
+    """
+
+    def __init__(
+        self, config: CpuEngineConfig, weights: Weights, clock: Callable[[], float]
+    ) -> None:
+        spec = weights.spec
+        self.config = config
+        self.spec = spec
+        self.context_tokens = min(config.context_tokens, spec.max_positions)
+        _check_memory(config, self.context_tokens, bytes_per_token(spec))
+        self.label = config.weight_version
+        self.poisoned = ""
+        """Why the engine must not serve; empty if it may."""
+        self.paused = False
+        self.counters = Counters()
+        self._clock = clock
+        self._weights = weights
+        self._epoch_labels = [self.label]
+        rows = config.max_running_requests
+        self._cache = KvCache(spec, rows, self.context_tokens)
+        self._decoder = Decoder(spec, self._cache, config.prefill_tokens)
+        self._rows = Rows(rows, spec.vocab, self._cache.positions)
+        self._batch = Batch(rows, config.prefill_tokens, config.prefix_cache_tokens)
+        self._prefixes: PrefixStore[_Kept] = PrefixStore(config.prefix_cache_tokens)
+        self._matches: dict[int, Entry[_Kept]] = {}
+        self._numbers = itertools.count()
+        self._seed = secrets.randbits(64) if config.seed is None else config.seed
+
+    @property
+    def weights(self) -> Weights:
+        """The weights that the next step computes with."""
+        return self._weights
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` would do anything."""
+        return not (self.paused or self.poisoned or self._batch.idle)
+
+    @property
+    def in_flight(self) -> int:
+        """Sequences running or waiting."""
+        return len(self._batch.running) + len(self._batch.waiting)
+
+    def streaming(self) -> Iterator[Sequence]:
+        """Bring running sequences that are streamed up to date, and yield them."""
+        for row, sequence in enumerate(self._batch.running[: self._batch.decoding]):
+            if sequence.request.stream:
+                self._rows.unload(row, sequence)
+                yield sequence
+
+    def submit(self, request: EngineRequest, sample_index: int = 0) -> Sequence:
+        """Queue one sample of a request.
+
+        Raises:
+            InvalidRequest: the prompt is empty, too long or has tokens outside the vocabulary.
+            EngineBusy: the queue is full.
+            EnginePoisoned: a weight update failed half way.
+        """
+        if self.poisoned:
+            raise EnginePoisoned(self.poisoned)
+        if len(self._batch.waiting) >= self.config.max_queued_requests:
+            raise EngineBusy(
+                f"The request queue is full: {len(self._batch.waiting)} requests wait, "
+                "max_queued_requests allows no more. Retry later."
+            )
+        self._check_prompt(request)
+        number = next(self._numbers)
+        sampling = request.sampling
+        seed = sampling.sampling_seed
+        if seed is None:
+            seed = derive_seed(self._seed, number + 1)
+        stops = set(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            stops.update(self.spec.eos_token_ids)
+        prompt = list(request.input_ids)
+        sequence = Sequence(
+            request=request,
+            number=number,
+            seed=derive_seed(seed % _SEED_LIMIT, sample_index),
+            submitted_s=self._clock(),
+            tokens=prompt,
+            prompt_tokens=len(prompt),
+            stop_ids=frozenset(stop for stop in stops if 0 <= stop < self.spec.vocab),
+            max_new=min(sampling.max_new_tokens, self.context_tokens - len(prompt)),
+        )
+        self._batch.submit(sequence)
+        return sequence
+
+    def step(self) -> list[Sequence]:
+        """Compute one step and return the sequences that it finished."""
+        if not self.busy:
+            return []
+        with torch.inference_mode():
+            self._admit()
+            return self._advance()
+
+    def abort(self, rid: str | None) -> list[Sequence]:
+        """End all samples of a request, or everything if `rid` is None; return what ended."""
+        ended: list[Sequence] = []
+        for row in reversed(range(len(self._batch.running))):
+            sequence = self._batch.running[row]
+            if rid is None or sequence.request.rid == rid:
+                self._leave(row, ABORTED)
+                ended.append(sequence)
+        kept = []
+        for sequence in self._batch.waiting:
+            if rid is None or sequence.request.rid == rid:
+                sequence.finish = ABORTED
+                ended.append(sequence)
+            else:
+                kept.append(sequence)
+        if len(kept) < len(self._batch.waiting):
+            self._batch.waiting.clear()
+            self._batch.waiting.extend(kept)
+        self.counters.aborted += len(ended)
+        return sorted(ended, key=lambda sequence: sequence.number)
+
+    def pause(self, mode: PauseMode) -> list[Sequence]:
+        """Stop computing until `resume`; return the sequences that this ended."""
+        self.paused = True
+        if mode is PauseMode.ABORT:
+            return self.abort(None)
+        if mode is PauseMode.RETRACT:
+            self._retract()
+        return []
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self.paused = False
+
+    def flush(self) -> bool:
+        """Drop the prefix cache if nothing is in flight; return whether that was so."""
+        if not self._batch.idle:
+            return False
+        self._prefixes.clear()
+        return True
+
+    def swap(self, weights: Weights, label: str, *, flush: bool = True) -> int:
+        """Put other weights in place of the present ones, with their label, between two steps.
+
+        Under `kv_policy = "recompute"` running sequences go back to the queue, where they keep
+        their output, and kept prefixes are dropped. Under `keep` running sequences go on with the
+        caches they have, and kept prefixes are dropped only if `flush` is set.
+
+        Any failure poisons the engine until a later swap succeeds as a whole.
+
+        Returns:
+            Sequences in flight.
+
+        Raises:
+            EnginePoisoned: the swap failed half way.
+        """
+        if differences := self.spec.differences(weights.spec):
+            raise ValueError(f"weights of another model: {differences}")
+        recompute = self.config.kv_policy == "recompute" or bool(self.poisoned)
+        self.poisoned = "weights are being swapped"
+        try:
+            if recompute:
+                self._retract()
+            if recompute or flush:
+                self._prefixes.clear()
+            self._weights = weights
+            self._epoch_labels.append(label)
+            self._set_label(label)
+        except BaseException as error:
+            self.poisoned = (
+                f"the swap to weight version {label!r} failed half way ({error!r}): "
+                "do a full load with /update_weights_from_disk"
+            )
+            raise EnginePoisoned(self.poisoned) from error
+        self.poisoned = ""
+        self.counters.weight_updates += 1
+        return self.in_flight
+
+    def relabel(self, label: str) -> None:
+        """Give the present weights another label; the weights stay what they are."""
+        self._epoch_labels[-1] = label
+        self._set_label(label)
+
+    def drop_all(self, finish: Finish) -> list[Sequence]:
+        """End everything in flight without touching the cache, whatever state that is in."""
+        ended = {s.number: s for s in (*self._batch.running, *self._batch.waiting)}
+        for sequence in ended.values():
+            sequence.finish = finish
+        self._batch.clear()
+        self._prefixes.clear()
+        self.counters.aborted += len(ended)
+        return list(ended.values())
+
+    def load(self, tokens_per_s: float) -> EngineLoad:
+        """Return how busy the engine is."""
+        batch, counters = self._batch, self.counters
+        used = int(self._rows.computed[: len(batch.running)].sum())
+        return EngineLoad(
+            running=len(batch.running),
+            waiting=len(batch.waiting),
+            used_tokens=used,
+            max_tokens=self.config.max_running_requests * self.context_tokens,
+            max_running=self.config.max_running_requests,
+            tokens_per_s=tokens_per_s,
+            cache_hit_rate=counters.cached_tokens / max(1, counters.prompt_tokens),
+            paused=len(batch.running) if self.paused else 0,
+            tokens_generated=counters.generated_tokens,
+        )
+
+    def _check_prompt(self, request: EngineRequest) -> None:
+        count = len(request.input_ids)
+        if count == 0:
+            raise InvalidRequest("input_ids is empty: a prompt needs at least one token.")
+        if count >= self.context_tokens:
+            raise InvalidRequest(
+                f"The input ({count} tokens) is longer than the model's context length "
+                f"({self.context_tokens} tokens)."
+            )
+        if min(request.input_ids) < 0 or max(request.input_ids) >= self.spec.vocab:
+            raise InvalidRequest(
+                f"input_ids must be in [0, {self.spec.vocab}), found "
+                f"{min(request.input_ids)} to {max(request.input_ids)}."
+            )
+
+    def _admit(self) -> None:
+        for admission in self._batch.admit(self._match):
+            self._place(admission)
+        self._matches.clear()
+
+    def _match(self, sequence: Sequence) -> int:
+        length, entry = self._prefixes.match(sequence.tokens)
+        if entry is not None:
+            self._matches[sequence.number] = entry
+        return length
+
+    def _place(self, admission: Admission) -> None:
+        sequence, row, reused = admission.sequence, admission.row, admission.reused
+        sequence.kv_epoch = len(self._epoch_labels) - 1
+        entry = self._matches.pop(sequence.number, None)
+        if reused > 0:
+            assert entry is not None
+            self._cache.restore(row, entry.value.memory, reused)
+            # Keys of a sequence are made from its start on: the first are the oldest.
+            sequence.kv_epoch = entry.value.epoch
+        if not sequence.marks:
+            self.counters.prompt_tokens += sequence.prompt_tokens
+            self.counters.cached_tokens += reused
+        self._rows.load(row, sequence)
+        self._mark(sequence, int(self._rows.generated[row]))
+
+    def _advance(self) -> list[Sequence]:
+        batch, rows = self._batch, self._rows
+        decoding = batch.decoding
+        chunks = batch.chunks()
+        parts, prompt_ids = _packed(chunks, decoding)
+        self._decoder.forward(
+            self._weights, rows.last[:decoding], rows.computed[:decoding], parts, prompt_ids
+        )
+        rows.computed[:decoding] += 1
+        self.counters.steps += 1
+        wanted = self._finish_chunks(chunks, parts, decoding) if chunks else None
+        if batch.decoding == 0:
+            return []
+        return self._commit(sample(self._decoder.logits(self._weights, wanted), rows))
+
+    def _finish_chunks(
+        self, chunks: list[Chunk], parts: list[PromptChunk], decoding: int
+    ) -> list[int]:
+        """Account for computed prompt chunks.
+
+        Returns:
+            Which packed tokens are followed by a sampled one: those of rows that decoded, and the
+            last of each prompt that is complete now.
+        """
+        self._score_prompts(chunks, parts)
+        self._batch.computed(chunks)
+        wanted = list(range(decoding))
+        for chunk, part in zip(chunks, parts, strict=True):
+            self._rows.computed[chunk.row] = chunk.end
+            self.counters.computed_prompt_tokens += part.count
+            if chunk.completes:
+                wanted.append(part.offset + part.count - 1)
+                if chunk.sequence.shared:
+                    self._keep(chunk.sequence, chunk.row, chunk.sequence.tokens)
+        return wanted
+
+    def _commit(self, sampled: Sampled) -> list[Sequence]:
+        """Append the sampled tokens to rows `[0, n)` and take out what is finished."""
+        rows, count = self._rows, len(sampled.tokens)
+        generated = rows.generated[:count]
+        index = rows.arange[:count]
+        rows.outputs[index, generated] = sampled.tokens
+        rows.logprobs[index, generated] = sampled.logprobs
+        rows.last[:count] = sampled.tokens
+        generated += 1
+        self.counters.generated_tokens += count
+        for row, top in sampled.top.items():
+            self._batch.running[row].top_logprobs.append(top)
+        stopped = rows.stops[index, sampled.tokens]
+        over = stopped | (generated >= rows.max_new[:count])
+        # A NaN in one row's logits shows in the sum; looking at it costs less than at each row.
+        broken = not math.isfinite(sampled.logprobs.sum())
+        if broken:
+            over |= ~np.isfinite(sampled.logprobs)
+        if not over.any():
+            return []
+        finished = []
+        # From the last row on: closing a gap then never moves a row that is still to be taken out.
+        for row in np.flatnonzero(over)[::-1].tolist():
+            sequence = self._batch.running[row]
+            finish = Finish(FinishKind.LENGTH)
+            if broken and not math.isfinite(sampled.logprobs[row]):
+                self._cache.scrub(row)
+                rows.generated[row] -= 1
+                finish = Finish(
+                    FinishKind.ABORT,
+                    message=f"weight version {self.label!r} gives logits that are not finite",
+                    status_code=500,
+                )
+            elif stopped[row] and sequence.max_new > 0:
+                finish = Finish(FinishKind.STOP, matched=int(sampled.tokens[row]))
+            elif sequence.max_new == 0:
+                rows.generated[row] = 0
+            self._leave(row, finish)
+            finished.append(sequence)
+        self.counters.finished += len(finished)
+        return finished[::-1]
+
+    def _leave(self, row: int, finish: Finish) -> None:
+        """Take a sequence out of its row, and keep what was computed for it."""
+        sequence = self._batch.running[row]
+        self._rows.unload(row, sequence)
+        sequence.finish = finish
+        if finish.status_code is None:
+            self._keep(sequence, row, sequence.tokens[: int(self._rows.computed[row])])
+        for move in self._batch.remove(row):
+            self._cache.move(move.source, move.target, int(self._rows.computed[move.source]))
+            self._rows.move(move.source, move.target)
+
+    def _keep(self, sequence: Sequence, row: int, tokens: list[int]) -> None:
+        if len(tokens) <= self.config.prefix_cache_tokens and not self._prefixes.covers(tokens):
+            memory = self._cache.save(row, len(tokens))
+            self._prefixes.insert(tokens, _Kept(memory, sequence.kv_epoch))
+
+    def _retract(self) -> None:
+        for row, sequence in enumerate(self._batch.running):
+            self._rows.unload(row, sequence)
+        self._batch.retract()
+
+    def _set_label(self, label: str) -> None:
+        self.label = label
+        for row, sequence in enumerate(self._batch.running):
+            self._mark(sequence, int(self._rows.generated[row]))
+
+    def _mark(self, sequence: Sequence, output_tokens: int) -> None:
+        oldest = self._epoch_labels[sequence.kv_epoch]
+        sequence.marks.append((output_tokens, self.label, oldest))
+
+    def _score_prompts(self, chunks: list[Chunk], parts: list[PromptChunk]) -> None:
+        """Record log-probabilities of prompt tokens for the sequences that asked for them."""
+        for chunk, part in zip(chunks, parts, strict=True):
+            sequence = chunk.sequence
+            if not sequence.scores_prompt:
+                continue
+            start = sequence.request.logprob_start_len
+            first, end = max(chunk.start, start), min(chunk.end, sequence.prompt_tokens - 1)
+            scored = sequence.prompt_logprobs
+            if len(scored) > first - start + 1:
+                continue  # from before a retraction
+            count = sequence.request.top_logprobs_num
+            if not scored and start < sequence.prompt_tokens:
+                scored.append((None, sequence.tokens[start]))
+                if count:
+                    sequence.prompt_top_logprobs.append(None)
+            if first >= end:
+                continue
+            offset = part.offset - chunk.start
+            logits = self._decoder.logits(self._weights, range(offset + first, offset + end))
+            logprobs = torch.log_softmax(logits, -1)
+            targets = sequence.tokens[first + 1 : end + 1]
+            chosen = logprobs.gather(1, torch.tensor(targets)[:, None]).squeeze(1)
+            scored += zip(chosen.tolist(), targets, strict=True)
+            if count:
+                sequence.prompt_top_logprobs += [top_of(row, count) for row in logprobs]
+
+
+def _packed(chunks: list[Chunk], decoding: int) -> tuple[list[PromptChunk], list[int]]:
+    """Put the chunks' tokens one after the other, behind those of the decoding rows."""
+    parts: list[PromptChunk] = []
+    prompt_ids: list[int] = []
+    for chunk in chunks:
+        offset = decoding + len(prompt_ids)
+        parts.append(PromptChunk(chunk.row, chunk.start, chunk.end - chunk.start, offset))
+        prompt_ids += chunk.sequence.tokens[chunk.start : chunk.end]
+    return parts, prompt_ids
+
+
+def _check_memory(config: CpuEngineConfig, context: int, token_bytes: int) -> None:
+    tokens = config.max_running_requests * context + config.prefix_cache_tokens
+    if tokens * token_bytes > config.kv_cache_max_bytes:
+        raise ValueError(
+            f"the KV cache may need {tokens * token_bytes:,} bytes: {token_bytes:,} for each of "
+            f"max_running_requests x context_tokens + prefix_cache_tokens = {tokens:,} tokens, but "
+            f"kv_cache_max_bytes is {config.kv_cache_max_bytes:,}. Lower the former or raise it"
+        )
+
+
+__all__ = ["Counters", "CpuEngine"]
