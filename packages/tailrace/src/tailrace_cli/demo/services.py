@@ -158,10 +158,14 @@ class Services:
             except ServiceError as error:
                 await patience.after(error)
 
-    async def start_stage(self, name: str, recipe_toml: str) -> int:
-        """Starts or resumes a stage; returns the step it goes on from."""
+    async def start_stage(self, name: str, recipe_toml: str, kind: str = "") -> int:
+        """Starts or resumes a stage of a kind (default: its name).
+
+        Returns:
+            The step it goes on from.
+        """
         request = trainer_pb.StartStageRequest(
-            name=name, kind=STAGE_KINDS[name], recipe_toml=recipe_toml
+            name=name, kind=STAGE_KINDS[kind or name], recipe_toml=recipe_toml
         )
         reply = await patiently(
             f"starting stage {name}", lambda: self.trainer.StartStage(request, timeout=CALL_S)
@@ -175,14 +179,18 @@ class Services:
             f"stopping stage {name}", lambda: self.trainer.StopStage(request, timeout=PUBLISH_S)
         )
 
-    async def follow_stage(self, name: str, recipe_toml: str) -> AsyncIterator[StageEvent]:
-        """Starts a stage and yields its events to its end, across restarts of the trainer.
+    async def follow_stage(
+        self, name: str, recipe_toml: str, kind: str = ""
+    ) -> AsyncIterator[StageEvent]:
+        """Starts a stage of a kind (default: its name) and yields its events to its end.
+
+        Goes on across restarts of the trainer.
 
         Raises:
             StageFailedError: the stage ended with an error.
         """
         patience = Patience(f"stage {name}")
-        first = await self.start_stage(name, recipe_toml)
+        first = await self.start_stage(name, recipe_toml, kind)
         if first:
             yield StageNote(f"stage {name} goes on from step {first}")
         cursor = 0
@@ -200,7 +208,7 @@ class Services:
                         return
             except ServiceError as error:
                 await patience.after(error)
-                step = await self.start_stage(name, recipe_toml)
+                step = await self.start_stage(name, recipe_toml, kind)
                 cursor = 0  # a trainer that was restarted counts its events anew
                 yield StageNote(f"stage {name} goes on from step {step}")
 
