@@ -13,10 +13,11 @@ Only `update` touches engines, one at a time, so capacity never drops by more th
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from service_kit.errors import ServiceError
 from service_kit.telemetry import parent_context
@@ -38,16 +39,14 @@ from weight_sync.core.receiver import (
     transition,
     wants,
 )
-from weight_sync.drivers import EmbeddedDriver, EngineDriver
-from weight_sync.drivers.embedded import DriverSettings
+from weight_sync.drivers import EngineDriver
+from weight_sync.drivers.factory import DriverFactory, driver_factory
 from weight_sync.errors import BaseModelUnknown, EngineError, UnknownEngineKind, WeightSyncError
 from weight_sync.shadow import Shadow, ShadowFolder
 from weight_sync.telemetry import Instruments, tracer
 from weight_sync.types import AnnouncedVersion, EngineEndpoint, EngineReport
 
 logger = logging.getLogger(__name__)
-
-DriverFactory = Callable[[EngineEndpoint], EngineDriver]
 
 
 @dataclass(slots=True)
@@ -227,7 +226,7 @@ class Receiver:
         for engine in engines:
             # It may have been lost since; then the next pass sees to it.
             if engine.state.phase is Phase.READY:
-                await self._activate(engine, shadow)
+                await _undisturbed(self._activate(engine, shadow))
         await asyncio.to_thread(self._shadows.prune, [shadow.folder])
 
     async def _adopt(self, engines: list[_Engine], announced: AnnouncedVersion) -> list[_Engine]:
@@ -353,26 +352,17 @@ class Receiver:
             logger.warning("could not %s: %s", what, error)
 
 
-def driver_factory(config: ReceiverConfig) -> DriverFactory:
-    """Return what makes a driver for each kind of engine."""
-    settings = DriverSettings(
-        kv_policy=config.kv_policy,
-        verify=config.verify,
-        observe_timeout_s=config.observe_timeout_s,
-        pause_timeout_s=config.pause_timeout_s,
-        load_timeout_s=config.load_timeout_s,
-        verify_timeout_s=config.verify_timeout_s,
-    )
+async def _undisturbed(work: Coroutine[Any, Any, None]) -> None:
+    """Finish what has begun even when cancelled; the work has deadlines of its own.
 
-    def make(endpoint: EngineEndpoint) -> EngineDriver:
-        if endpoint.kind != "embedded":
-            raise UnknownEngineKind(
-                f"engine {endpoint.url} is of kind {endpoint.kind!r}; this release drives "
-                "'embedded'. Register it under that kind if it speaks the same API"
-            )
-        return EmbeddedDriver(endpoint.url, settings)
-
-    return make
+    An engine in the midst of an activation would else stay paused for as long as nobody receives.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await task
+        raise
 
 
 def _activating(engine: _Engine) -> bool:

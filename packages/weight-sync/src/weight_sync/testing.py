@@ -53,6 +53,8 @@ class FakeEngine:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.faults: deque[Fault] = deque()
         """Taken by the loads that follow, one each."""
+        self.load_s = 0.0
+        """A load takes at least so long."""
         self.fuses = False
         """Reports checksums under names of its own, as an engine does that fuses tensors."""
         self.pause_faults: deque[Fault] = deque()
@@ -134,6 +136,7 @@ class FakeEngine:
         body = await self._body(request)
         if not self.paused:
             self.unpaused_loads += 1
+        await asyncio.sleep(self.load_s)
         fault = self.faults.popleft() if self.faults else None
         if fault is Fault.REFUSE:
             return web.json_response({"success": False, "message": "refused"}, status=400)

@@ -331,6 +331,19 @@ async def test_a_restarted_receiver_finds_its_engine_without_loading_it_again(
     assert not engine.paused
 
 
+async def test_a_receiver_that_is_stopped_finishes_the_activation_it_has_begun(
+    stack: Stack, engine: FakeEngine, weights: Weights
+) -> None:
+    engine.load_s = 0.2
+    await stack.publish(weights(1))
+    async with asyncio.timeout(10):
+        while not engine.paused:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    await stack.service.stop()
+    assert engine.served == [("1", stack.roots["1"])]
+    await stack.service.start()
+
+
 async def test_a_restarted_receiver_trusts_no_label(
     stack: Stack, engine: FakeEngine, weights: Weights
 ) -> None:
