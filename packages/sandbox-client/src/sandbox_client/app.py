@@ -1,0 +1,35 @@
+"""Putting the service together."""
+
+from service_kit.cli import run_until_signal
+from service_kit.server import Server
+from service_kit.telemetry import setup_telemetry
+
+from sandbox_client.backends.base import Backend
+from sandbox_client.backends.local.backend import LocalBackend
+from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.manager import SandboxManager
+from sandbox_client.metrics import register_gauges
+from sandbox_client.service import sandbox_service
+
+__all__ = ["make_backend", "serve"]
+
+
+def make_backend(config: SandboxServiceConfig) -> Backend:
+    """The back-end that the configuration names."""
+    return LocalBackend(config)
+
+
+async def serve(config: SandboxServiceConfig) -> None:
+    """Serves until SIGTERM or SIGINT; then every sandbox ends."""
+    telemetry = setup_telemetry(config.telemetry, "sandbox-client")
+    manager = SandboxManager(config, make_backend(config))
+    server = Server(config.server, [sandbox_service(manager, config)], telemetry)
+    try:
+        await manager.start()
+        try:
+            register_gauges(manager)
+            await run_until_signal(server, [manager.reap_forever()])
+        finally:
+            await manager.stop()
+    finally:
+        telemetry.shutdown()

@@ -1,0 +1,1 @@
+"""Where sandboxes really run, behind one protocol."""

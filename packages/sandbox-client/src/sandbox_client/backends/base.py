@@ -1,0 +1,85 @@
+"""What a back-end has to be able to do. The service knows no more about it."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import IO, Protocol
+
+from sandbox_client.types import Command, ExecResult, FileContent, SandboxSpec
+
+__all__ = ["Backend", "BackendSandbox", "ExecHooks"]
+
+
+@dataclass(frozen=True)
+class ExecHooks:
+    """How a caller takes part in a running command."""
+
+    on_output: Callable[[str, bytes], None] | None = None
+    """Called with "stdout" or "stderr" and the next bytes of the kept head, as they come."""
+    stdin: AsyncIterator[bytes] | None = None
+    """Standard input; None for an empty one."""
+    killed: Awaitable[None] | None = None
+    """When it is done, the command is killed with all that it started."""
+
+
+class BackendSandbox(Protocol):
+    """One living sandbox. Every method may raise `SandboxGone` once it is not living any more."""
+
+    async def run(self, command: Command, hooks: ExecHooks) -> ExecResult:
+        """Runs one command to its end; its fields are complete (no zero stands for a default)."""
+
+    async def write_files(self, files: Sequence[FileContent]) -> None:
+        """Writes small files."""
+
+    async def read_file(self, path: str, max_bytes: int) -> IO[bytes]:
+        """Opens a file for reading; the caller closes it. Reading may block."""
+
+    async def upload_tree(self, archive: IO[bytes], path: str) -> None:
+        """Unpacks a tar into a folder."""
+
+    async def download_tree(self, path: str, out: IO[bytes]) -> None:
+        """Packs a folder into a tar."""
+
+    async def diff(self, max_bytes: int) -> bytes:
+        """The work folder against its environment, as a git-format diff."""
+
+    async def apply_patch(self, patch: bytes) -> list[str]:
+        """Applies a git-format diff to the work folder, all or nothing; returns the paths."""
+
+    async def destroy(self) -> None:
+        """Ends everything in it and frees what it used. Repeatable."""
+
+    @property
+    def lost(self) -> str:
+        """Why it is not living any more; empty while it is."""
+
+
+class Backend(Protocol):
+    """A maker of sandboxes."""
+
+    name: str
+
+    async def start(self) -> None:
+        """Gets ready; ends what an earlier, killed service left behind.
+
+        Raises:
+            IsolationUnavailable: this host cannot isolate sandboxes.
+            StartupError: a setting or folder is unusable.
+        """
+
+    async def stop(self) -> None:
+        """Ends every sandbox and frees everything."""
+
+    def missing_protections(self) -> tuple[str, ...]:
+        """Protections that this host cannot give, in words."""
+
+    def missing_environments(self, digests: Sequence[str]) -> list[str]:
+        """Which of these environments have to be put first."""
+
+    async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
+        """Stores a tree after verifying its digest; False if it was there."""
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> BackendSandbox:
+        """Makes a sandbox from a complete specification."""
+
+    def gauges(self) -> dict[str, tuple[float, float]]:
+        """Limiters of the back-end's own: name -> (limit, in use)."""

@@ -1,0 +1,1 @@
+"""Sandboxes made of Linux namespaces on this host."""

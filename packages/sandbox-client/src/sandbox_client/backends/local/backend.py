@@ -1,0 +1,351 @@
+"""Back-end `local`: sandboxes made of namespaces on this host."""
+
+import asyncio
+import fcntl
+import logging
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import IO
+
+from service_kit.errors import StartupError
+
+import sandbox_client
+from sandbox_client.backends.local import host
+from sandbox_client.backends.local.cgroups import (
+    CgroupLimits,
+    CgroupSetup,
+    SandboxCgroup,
+    detect_cgroups,
+)
+from sandbox_client.backends.local.forkserver import (
+    ForkServerProcess,
+    compile_shim,
+    end_leftover,
+    write_record,
+)
+from sandbox_client.backends.local.jail import seccomp, wire
+from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
+from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
+from sandbox_client.backends.local.store import EnvironmentStore
+from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.paths import PathRefusedError, check_mount_point
+from sandbox_client.errors import (
+    EnvironmentUnknown,
+    IsolationUnavailable,
+    SandboxGone,
+    SandboxUnavailable,
+    WrongRequest,
+)
+from sandbox_client.types import SandboxSpec
+
+__all__ = ["LocalBackend"]
+
+logger = logging.getLogger(__name__)
+
+
+class LocalBackend:
+    """Makes sandboxes through a fork-server; see `Backend`."""
+
+    name = "local"
+
+    def __init__(self, config: SandboxServiceConfig) -> None:
+        self._config = config
+        self._local = config.local
+        self._state = config.state_dir
+        self._run_dir = self._state / "run"
+        self._record = self._run_dir / "forkserver"
+        self._store = EnvironmentStore(
+            self._state / "environments",
+            uid=config.local.uid,
+            gid=config.local.gid,
+            max_bytes=config.limits.environments_bytes,
+        )
+        self._lock: IO[bytes] | None = None
+        self._cgroups = CgroupSetup(1, {})
+        self._python = host.base_python(config.local.python)
+        self._shim: Path | None = None
+        self._server: ForkServerProcess | None = None
+        self._starting = asyncio.Lock()
+        self._sandboxes: dict[str, LocalSandbox] = {}
+
+    # -- life of the back-end
+
+    async def start(self) -> None:
+        """Takes the state folder, ends leftovers, starts the fork-server."""
+        problems = host.isolation_problems()
+        if problems:
+            text = "; ".join(f"{what} ({fix})" for what, fix in problems.items())
+            raise IsolationUnavailable(
+                f"this host cannot isolate sandboxes, and they never run without isolation: {text}"
+            )
+        self._lock = _take_lock(self._state)
+        self._run_dir.mkdir(exist_ok=True)
+        ended = end_leftover(self._record)
+        self._cgroups = detect_cgroups(self._local.cgroup_parent, self.service_id)
+        left = self._cgroups.remove_leftovers()
+        if ended or left:
+            logger.warning("ended what a killed service left behind: %d cgroups", left)
+        if self._local.require_cgroups and not {"memory", "pids"} <= set(self._cgroups.bases):
+            raise IsolationUnavailable(
+                "local.require_cgroups is set, but memory and processes cannot be limited: "
+                + "; ".join(f"{name}: {why}" for name, why in self._cgroups.problems.items())
+            )
+        await asyncio.to_thread(self._store.open)
+        if self._local.compile_shim:
+            self._shim = await asyncio.to_thread(compile_shim, self._state, self._python)
+        await self._fork_server()
+
+    async def stop(self) -> None:
+        """Ends every sandbox and the fork-server."""
+        await asyncio.gather(*(s.destroy() for s in list(self._sandboxes.values())))
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
+        self._cgroups.close()
+        self._record.unlink(missing_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def service_id(self) -> str:
+        """Name of this service's cgroups; it stays with the state folder."""
+        return sha256(str(self._state).encode()).hexdigest()[:12]
+
+    def missing_protections(self) -> tuple[str, ...]:
+        """Protections that this host cannot give."""
+        missing = [
+            f"no cgroup limit for {controller}: {why}"
+            for controller, why in self._cgroups.problems.items()
+        ]
+        machine = os.uname().machine
+        if not self._local.seccomp:
+            missing.append("no seccomp filter: local.seccomp is off")
+        elif not seccomp.is_supported(machine):
+            missing.append(f"no seccomp filter: none is known for {machine}")
+        if self._local.compile_shim and self._shim is None:
+            missing.append(
+                "no warm Python inside shell commands: no C compiler (slower, not unsafe)"
+            )
+        return tuple(missing)
+
+    def gauges(self) -> dict[str, tuple[float, float]]:
+        """Disk space of stored environments."""
+        return {
+            "environments_bytes": (
+                float(self._config.limits.environments_bytes),
+                float(self._store.size_bytes),
+            )
+        }
+
+    # -- environments
+
+    def missing_environments(self, digests: Sequence[str]) -> list[str]:
+        """Which of these environments are not stored."""
+        return [digest for digest in digests if digest not in self._store]
+
+    async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
+        """Stores a tree after verifying its digest."""
+        if digest in self._store:
+            return False
+        partial = self._store.partial_folder()
+        try:
+            size = await asyncio.to_thread(self._store.unpack, archive, digest, partial)
+            self._store.adopt(digest, partial, size)
+        finally:
+            if partial.exists():
+                await asyncio.to_thread(shutil.rmtree, partial)
+        return True
+
+    # -- sandboxes
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
+        """Makes a sandbox."""
+        digest = self._check(spec)
+        server = await self._fork_server()
+        self._store.hold(digest)
+        try:
+            return await self._create(server, sandbox_id, spec, digest)
+        except BaseException:
+            self._store.let_go(digest)
+            raise
+
+    async def _create(
+        self, server: ForkServerProcess, sandbox_id: str, spec: SandboxSpec, digest: str
+    ) -> LocalSandbox:
+        limits, workdir = spec.limits, spec.environment.workdir
+        cpus = limits.cpus if limits.cpus < (os.cpu_count() or 1) else 0.0
+        try:
+            cgroup = self._cgroups.acquire(CgroupLimits(limits.memory_bytes, limits.pids, cpus))
+        except OSError as error:
+            raise SandboxUnavailable(f"cannot make the sandbox's cgroups: {error}") from error
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        async def end() -> None:
+            try:
+                await server.end(sandbox_id, timeout_s=self._local.start_timeout_s)
+            finally:
+                self._forget(sandbox_id, digest, cgroup)
+
+        settings = SandboxSettings(
+            sandbox_id,
+            workdir,
+            self._store.tree(digest),
+            self._environ(spec.environment.env),
+            self._local.uid,
+            self._local.gid,
+            self._config.exec.kill_grace_s,
+            self._local.diff_exclude,
+        )
+        sandbox = LocalSandbox(settings, ours, cgroup, end)
+        self._sandboxes[sandbox_id] = sandbox
+        request: wire.Message = {
+            "digest": digest,
+            "workdir": workdir,
+            "disk_bytes": limits.disk_bytes,
+            "inodes": self._config.sandbox.inodes,
+        }
+        try:
+            with theirs:
+                fds = [theirs.fileno(), *cgroup.joins]
+                server.create(sandbox_id, request, fds, sandbox.fail)
+            async with asyncio.timeout(self._local.start_timeout_s):
+                await sandbox.wait_ready()
+        except BaseException as error:
+            # The caller's reference count is given back by `create`, not by `_forget`.
+            self._store.hold(digest)
+            await sandbox.destroy()
+            if isinstance(error, SandboxGone):
+                raise SandboxUnavailable(f"the sandbox did not start: {error.message}") from error
+            if isinstance(error, TimeoutError):
+                raise SandboxUnavailable(
+                    f"the sandbox did not start within {self._local.start_timeout_s:g} s"
+                ) from None
+            raise
+        return sandbox
+
+    def _forget(self, sandbox_id: str, digest: str, cgroup: SandboxCgroup) -> None:
+        self._sandboxes.pop(sandbox_id, None)
+        self._store.let_go(digest)
+        if not self._cgroups.release(cgroup):
+            logger.warning("the cgroup of sandbox %s is still in use", sandbox_id)
+
+    def _check(self, spec: SandboxSpec) -> str:
+        environment = spec.environment
+        if environment.image or environment.template:
+            raise WrongRequest(
+                "back-end `local` starts from folder trees: set tree_digest, found an image or "
+                "a template"
+            )
+        if spec.limits.network:
+            raise WrongRequest(
+                "back-end `local` gives no network to sandboxes; set limits.network to false"
+            )
+        try:
+            workdir = check_mount_point(environment.workdir)
+        except PathRefusedError as error:
+            raise WrongRequest(f"workdir: {error}") from error
+        for other in self._local.writable:
+            if f"{workdir}/".startswith(f"{other}/") or f"{other}/".startswith(f"{workdir}/"):
+                raise WrongRequest(f"workdir {workdir} overlaps the writable folder {other}")
+        if environment.tree_digest not in self._store:
+            raise EnvironmentUnknown(
+                f"this host does not hold environment {environment.tree_digest or '(none)'}; put "
+                "it with PutEnvironment, then create again",
+                metadata={"digest": environment.tree_digest},
+            )
+        return environment.tree_digest
+
+    def _environ(self, added: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "HOME": "/tmp",  # noqa: S108 -- inside the sandbox
+            "PATH": self._config.exec.path,
+            "USER": self._local.user,
+            "LOGNAME": self._local.user,
+            "SHELL": "/bin/sh",
+            "TERM": "dumb",
+            **BASE_ENVIRON,
+            **added,
+        }
+
+    # -- the fork-server
+
+    async def _fork_server(self) -> ForkServerProcess:
+        """The running fork-server; starts one if the last has ended."""
+        async with self._starting:
+            if self._server is None or not self._server.alive:
+                if self._server is not None:
+                    logger.warning("the fork-server has ended; starting another")
+                self._server = await ForkServerProcess.start(
+                    self._run_dir,
+                    self._python,
+                    await asyncio.to_thread(self._server_settings),
+                    timeout_s=self._local.start_timeout_s,
+                )
+                write_record(self._record, self._server.pid)
+            return self._server
+
+    def _server_settings(self) -> dict[str, object]:
+        package = Path(sandbox_client.__file__).resolve().parent.parent
+        python, local = self._python, self._local
+        visible = [str(path) for path in local.visible if path.is_dir()]
+        masked = [str(path) for path in (*local.masked, package, self._state)]
+        return {
+            "template": {
+                "root": str(self._run_dir / "root"),
+                "visible": visible,
+                "masked": masked,
+                "python_prefix": str(python.prefix),
+                "link_python_home": python.shared_library,
+                "shim": str(self._shim) if self._shim else None,
+                "python_binary": python.binary,
+                "site_folders": python.site_folders(),
+                "site_packages": str(local.site_packages) if local.site_packages else None,
+                "environments": str(self._state / "environments"),
+                "user": [local.user, local.uid, local.gid],
+            },
+            "server": {
+                "uid": local.uid,
+                "gid": local.gid,
+                "python_path": f"/opt/python/{python.binary}",
+                "mounts": local.writable,
+                "seccomp": local.seccomp,
+                "rlimits": self._rlimits(),
+            },
+            "environ": self._environ({}),
+            "preload": local.preload,
+        }
+
+    def _rlimits(self) -> list[tuple[int, int]]:
+        defaults = self._config.sandbox
+        limits = [
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_NOFILE, defaults.open_files),
+            (resource.RLIMIT_MEMLOCK, 64 * 1024),
+        ]
+        # Coarser stand-ins: of all sandboxes together, and of each process alone.
+        if "pids" not in self._cgroups.bases:
+            limits.append((resource.RLIMIT_NPROC, defaults.pids * 4))
+        if "memory" not in self._cgroups.bases:
+            limits.append((resource.RLIMIT_AS, defaults.memory_bytes))
+        return limits
+
+
+def _take_lock(state: Path) -> IO[bytes]:
+    """Makes sure that no other service uses the state folder."""
+    state.mkdir(parents=True, exist_ok=True)
+    lock = (state / "lock").open("a+b")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise StartupError(
+            f"state_dir {state} is in use by another sandbox service; stop that one or set "
+            "another state_dir"
+        ) from None
+    return lock

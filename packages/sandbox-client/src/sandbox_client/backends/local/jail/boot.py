@@ -1,0 +1,88 @@
+# ruff: noqa: PTH101, PTH120, PTH123 -- keeps the fork-server small: no pathlib
+"""Start of the fork-server: first as a program of the host, then again inside the new root.
+
+The second start is a plain start of the sandboxes' own interpreter, so that its paths, flags and
+modules are those that a program of a sandbox expects.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+
+__all__ = ["enter_root", "serve"]
+
+CODE_FOLDER = "/.tailrace"
+_START_FILE = f"{CODE_FOLDER}/init"
+_SETTINGS_FILE = f"{CODE_FOLDER}/settings.json"
+_CONTROL_FD = 3
+# Enough for the interpreter to specialise the code that runs; afterwards it changes no more.
+_PREWARM_ROUNDS = 12
+
+# A plain script, so that the process list of a sandbox shows no more than this file's name.
+_START = f"""\
+import sys
+baseline = frozenset(sys.modules)
+path = sys.path[1:]
+sys.path[0] = {CODE_FOLDER!r}
+from sandbox_client.backends.local.jail import boot
+boot.serve(baseline, path)
+"""
+
+
+def enter_root(settings_file: str) -> None:
+    """First start: builds the template root, moves into it and starts over. Does not return."""
+    from sandbox_client.backends.local.jail import kernel, template
+
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    with open(settings_file, encoding="utf-8") as file:
+        settings = json.load(file)
+    root = settings["template"].pop("root")
+    template.build_template(root, **settings["template"])
+    code = __file__
+    for _ in range(5):
+        code = os.path.dirname(code)
+    shutil.copytree(code, root + CODE_FOLDER)
+    shutil.copyfile(settings_file, root + _SETTINGS_FILE)
+    with open(root + _START_FILE, "w", encoding="utf-8") as file:
+        file.write(_START)
+    os.chmod(root + CODE_FOLDER, 0o700)
+    template.enter(root)
+    python = settings["server"]["python_path"]
+    # Symbols are bound once, here, and not again in every forked process.
+    environ = {**settings["environ"], "LD_BIND_NOW": "1"}
+    os.execve(python, [python, _START_FILE], environ)  # noqa: S606
+
+
+def serve(baseline: frozenset[str], path: list[str]) -> None:
+    """Second start: serves until the service is gone, or runs a program in a sandbox's process."""
+    from sandbox_client.backends.local.jail.stash import Stash
+
+    stash = Stash(baseline)
+    stash.start_recording()
+    del os.environ["LD_BIND_NOW"]
+    with open(_SETTINGS_FILE, encoding="utf-8") as file:
+        settings = json.load(file)
+    stash.preload(settings["preload"])
+    import gc
+
+    from sandbox_client.backends.local.jail.forkserver import ForkServer, Settings
+    from sandbox_client.backends.local.jail.prewarm import prewarm
+    from sandbox_client.backends.local.jail.warm_python import run_program
+
+    for _ in range(_PREWARM_ROUNDS):
+        prewarm()
+    stash.close(keep_out=("sandbox_client",))
+    options = settings["server"]
+    options["mounts"] = tuple(options["mounts"])
+    options["rlimits"] = tuple((kind, limit) for kind, limit in options["rlimits"])
+    server = ForkServer(socket.socket(fileno=_CONTROL_FD), Settings(**options))
+    server.prepare()
+    # Nothing of what is loaded now ever becomes garbage; touching it would copy pages.
+    gc.collect()
+    gc.disable()
+    gc.freeze()
+    run = server.serve()
+    if run is not None:
+        run_program(run, stash, path, settings["environ"], options["python_path"])

@@ -1,0 +1,319 @@
+# ruff: noqa: PTH112 -- keeps the fork-server small: no pathlib
+"""The first process of a sandbox: starts commands, ends them, reaps, and runs Python warm.
+
+It has no privileges of its own: it runs as the commands' user, without capabilities, under their
+seccomp filter. Being pid 1, it cannot be killed from inside, and its memory is closed to the
+commands. If the service's end of its channel closes, it exits, and the kernel ends the rest.
+"""
+
+import _signal  # type: ignore[import-not-found]
+import os
+import select
+import signal
+import socket
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.jail.processes import processes, tree_of
+from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
+from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims, kill
+
+__all__ = ["Init", "PythonRun"]
+
+_RESET_SIGNALS = (signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ)
+_CANNOT_START = 126
+_NOT_FOUND = 127
+# The kernel ends processes with the highest score first when memory runs out; the first process of
+# a sandbox must not be the one.
+_COMMAND_OOM_SCORE = b"500"
+_OWN_OOM_SCORE = b"0"
+_MAX_KILL_ROUNDS = 100
+
+
+@dataclass
+class _Running:
+    """One command: its root process and Python programs that its shells asked for."""
+
+    number: int
+    started: float
+    root: int = 0
+    warm: set[int] = field(default_factory=set)
+    cpu_s: float = 0.0
+
+
+class Init:
+    """The loop of a sandbox's first process.
+
+    `serve` returns only in a forked child that is to run a Python program.
+    """
+
+    def __init__(self, channel: socket.socket, python_path: str, oom_fd: int) -> None:
+        self._channel = channel
+        self._python_path = python_path
+        self._oom_fd = oom_fd
+        self._running: dict[int, _Running] = {}
+        self._background: set[tuple[int, int]] = set()
+        self._poll = select.poll()
+        self._shims = Shims(self._poll)
+        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def listen(self) -> None:
+        """Takes the address of the Python stand-in, before any command can."""
+        self._shims.listen()
+
+    def serve(self) -> PythonRun:
+        """Works until the service goes away, then ends the process."""
+        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+        for fd in (self._channel.fileno(), self._wake[0]):
+            self._poll.register(fd, select.POLLIN)
+        try:
+            while True:
+                for fd, _ in self._poll.poll():
+                    run = self._handle(fd)
+                    if run is not None:
+                        return run
+        except (BrokenPipeError, ConnectionError):
+            os._exit(0)
+
+    def _handle(self, fd: int) -> PythonRun | None:
+        if fd == self._channel.fileno():
+            return self._from_service()
+        if fd == self._wake[0]:
+            os.read(fd, 4096)
+            self._reap()
+        elif fd in self._shims:
+            return self._from_shim(fd)
+        return None
+
+    # -- commands of the service
+
+    def _from_service(self) -> PythonRun | None:
+        received = wire.receive(self._channel, max_fds=3)
+        if received is None:
+            os._exit(0)
+        message, fds = received
+        number: int = message["exec"]
+        if message["op"] == "exec":
+            run = self._start(number, message, fds)
+            if run is not None:
+                return run
+            for fd in fds:
+                os.close(fd)
+        elif message["op"] == "kill" and number in self._running:
+            self._kill_tree(self._running[number])
+        return None
+
+    def _start(self, number: int, message: wire.Message, fds: list[int]) -> PythonRun | None:
+        # The service is trusted to send what it should.
+        argv: list[str] = message["argv"]
+        shell: str | None = message["shell"]
+        environ: dict[str, str] = message["env"]
+        cwd: str = message["cwd"]
+        through_shell = shell is not None and not argv
+        if shell is not None and not argv:
+            argv = ["sh", "-c", shell]
+        running = _Running(number, time.monotonic())
+        try:
+            os.chdir(cwd)
+        except OSError as error:
+            self._refuse(running, fds, f"cannot enter {cwd}: {error.strerror}", _CANNOT_START)
+            return None
+        try:
+            path = "/bin/sh" if through_shell else _find_program(argv[0], environ.get("PATH", ""))
+            if path in SHIM_PYTHONS:
+                run = parse_python(argv, environ, cwd)
+                if run is not None:
+                    run.executable = path
+                    return self._fork_python(running, run, fds)
+                path = self._python_path
+            running.root = self._spawn(path, argv, environ, fds)
+        except OSError as error:
+            if shell is not None and not through_shell:
+                # Only a shell gives a shell's own message, and runs a script without "#!".
+                os.chdir("/")
+                return self._start(number, {**message, "argv": []}, fds)
+            code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_START
+            self._refuse(running, fds, f"{argv[0]}: {error.strerror}", code)
+            return None
+        finally:
+            os.chdir("/")
+        self._running[number] = running
+        return None
+
+    def _refuse(self, running: _Running, fds: list[int], text: str, code: int) -> None:
+        """The command could not start: that is a result, as it would be from a shell."""
+        # If nobody reads, the exit code says it too.
+        with suppress(OSError):
+            os.write(fds[2], f"{text}\n".encode(errors="surrogateescape"))
+        self._report(running, code << 8)
+
+    def _spawn(self, path: str, argv: list[str], environ: dict[str, str], fds: list[int]) -> int:
+        os.pwrite(self._oom_fd, _COMMAND_OOM_SCORE, 0)
+        try:
+            return os.posix_spawn(
+                path,
+                argv,
+                environ,
+                file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate(fds)],
+                setsid=True,
+                setsigdef=_RESET_SIGNALS,
+            )
+        finally:
+            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+
+    def _fork_python(self, running: _Running, run: PythonRun, fds: list[int]) -> PythonRun | None:
+        """Forks; returns the program in the child and None in the parent."""
+        pid = self._fork()
+        if pid == 0:
+            self._leave(fds)
+            return run
+        running.root = pid
+        self._running[running.number] = running
+        return None
+
+    def _fork(self) -> int:
+        os.pwrite(self._oom_fd, _COMMAND_OOM_SCORE, 0)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+            raise
+        if pid != 0:
+            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+        return pid
+
+    def _leave(self, fds: list[int]) -> None:
+        """In a forked child: a session of its own, and nothing of the first process's left."""
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        for to, fd in enumerate(fds):
+            os.dup2(fd, to)
+        self._channel.detach()
+        self._shims.detach()
+        os.closerange(3, 1 << 20)
+
+    def _report(self, running: _Running, status: int) -> None:
+        wire.send(
+            self._channel,
+            {
+                "op": "ended",
+                "exec": running.number,
+                "status": status,
+                "wall_s": time.monotonic() - running.started,
+                "cpu_s": running.cpu_s,
+            },
+        )
+
+    # -- endings
+
+    def _reap(self) -> None:
+        """Collects what has ended; a command ends with its root process."""
+        ended = []
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                survivors = False
+                break
+            if pid == 0:
+                survivors = True
+                break
+            spent = usage.ru_utime + usage.ru_stime
+            self._shims.ended(pid, status)
+            for running in self._running.values():
+                if pid == running.root:
+                    running.cpu_s += spent
+                    ended.append((running, status))
+                elif pid in running.warm:
+                    running.cpu_s += spent
+                    running.warm.discard(pid)
+        for running, status in ended:
+            del self._running[running.number]
+            if survivors:
+                self._note_background()
+            self._report(running, status)
+        if not survivors:
+            self._background.clear()
+
+    def _note_background(self) -> None:
+        """Remembers what outlives a command, so that a later command's timeout spares it."""
+        everyone = processes()
+        owned = tree_of(self._roots(), everyone)
+        self._background |= {(p.pid, p.started) for p in everyone if p.pid not in owned}
+
+    def _roots(self, *, without: _Running | None = None) -> list[int]:
+        return [
+            pid
+            for running in self._running.values()
+            if running is not without
+            for pid in (running.root, *running.warm)
+        ]
+
+    def _kill_tree(self, target: _Running) -> None:
+        """Ends a command with everything it started, also what has left its process group."""
+        if len(self._running) == 1 and not self._background:
+            # One call, which no fork can outrun: the kernel holds its list of processes meanwhile.
+            kill(-1)
+            return
+        # What others own is spared. A process that has cut every tie while several commands ran is
+        # nobody's and ends with the first that is killed.
+        for _ in range(_MAX_KILL_ROUNDS):
+            everyone = processes()
+            spared = tree_of(self._roots(without=target), everyone)
+            spared |= tree_of(
+                [p.pid for p in everyone if (p.pid, p.started) in self._background], everyone
+            )
+            victims = [p.pid for p in everyone if p.pid not in spared]
+            if not victims:
+                return
+            for pid in victims:
+                kill(pid)
+        kill(-1)
+
+    # -- stand-ins for `python` inside shell commands
+
+    def _from_shim(self, fd: int) -> PythonRun | None:
+        asked = self._shims.read(fd)
+        if asked is None:
+            return None
+        owner = self._owner_of(asked.peer)
+        try:
+            pid = self._fork()
+        except OSError:
+            self._shims.refuse(asked)
+            return None
+        if pid == 0:
+            self._leave(asked.fds)
+            return asked.run
+        self._shims.started(asked, pid)
+        if owner is not None:
+            owner.warm.add(pid)
+        return None
+
+    def _owner_of(self, peer: int) -> _Running | None:
+        """Which command's tree a process belongs to."""
+        if len(self._running) == 1 and not self._background:
+            return next(iter(self._running.values()))
+        everyone = processes()
+        for running in self._running.values():
+            if peer in tree_of((running.root, *running.warm), everyone):
+                return running
+        return None
+
+
+def _find_program(name: str, path: str) -> str:
+    """The file that a shell would run.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if "/" in name:
+        return name
+    for folder in path.split(":"):
+        candidate = f"{folder or '.'}/{name}"
+        if os.access(candidate, os.X_OK) and not os.path.isdir(candidate):
+            return candidate
+    raise FileNotFoundError(2, "not found")

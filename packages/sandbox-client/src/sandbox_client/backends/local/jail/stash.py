@@ -1,0 +1,175 @@
+"""Standard modules imported beforehand, hidden until a program imports them.
+
+A warm program must not see more in `sys.modules` than a fresh interpreter has, nor get a standard
+module where its own folder has one of that name. So the modules lie in a stash; a finder hands a
+module out, together with all it had imported itself, when the program asks for it and no folder
+that comes before the standard library has any of these names.
+"""
+
+import builtins
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+__all__ = ["Stash"]
+
+
+class Stash:
+    """The hidden modules. It stands in `sys.meta_path` in a program's process."""
+
+    def __init__(self, baseline: frozenset[str]) -> None:
+        self.baseline = baseline
+        """Names in `sys.modules` of a fresh interpreter."""
+        self._modules: dict[str, ModuleType] = {}
+        self._imports: dict[str, set[str]] = {}
+        self._closures: dict[str, frozenset[str]] = {}
+        self._checked: dict[str, bool] = {}
+        self._real_import: Callable[..., Any] = builtins.__import__
+
+    # -- before: in the fork-server
+
+    def start_recording(self) -> None:
+        """Notes from now on which module imports which."""
+        builtins.__import__ = self._record  # type: ignore[assignment]
+
+    def preload(self, names: Iterable[str]) -> None:
+        """Imports modules for later; one that this interpreter lacks is left out."""
+        for name in names:
+            try:
+                self._record(name)
+            except ImportError:
+                continue
+
+    def close(self, keep_out: Iterable[str]) -> None:
+        """Ends the recording and hides all that was imported since the baseline.
+
+        Modules under the names in `keep_out` are hidden too, but not handed out again. Whoever
+        runs on holds what it needs; an import in a function gets a stashed module back.
+        """
+        builtins.__import__ = self._real_import
+        left_out = tuple(keep_out)
+        self._modules = {
+            name: module
+            for name, module in sys.modules.items()
+            if name not in self.baseline
+            and name.split(".")[0] not in left_out
+            and getattr(module, "__spec__", None) is not None
+        }
+        for name in self._modules:
+            self._closures[name] = self._closure(name)
+        # Now and not in each program's process: there it would copy every page it touches.
+        for name in [name for name in sys.modules if name not in self.baseline]:
+            del sys.modules[name]
+        sys.meta_path.insert(sys.meta_path.index(PathFinder), self)
+
+    def _record(
+        self,
+        name: str,
+        globals_: dict[str, object] | None = None,
+        locals_: dict[str, object] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> Any:
+        module = self._real_import(name, globals_, locals_, fromlist, level)
+        importer = str((globals_ or {}).get("__name__", ""))
+        edges = self._imports.setdefault(importer, set())
+        if level == 0:
+            parts = name.split(".")
+            edges.update(".".join(parts[:n]) for n in range(1, len(parts) + 1))
+        base = module.__name__ if fromlist or level else name
+        edges.add(base)
+        edges.update(f"{base}.{part}" for part in fromlist or () if f"{base}.{part}" in sys.modules)
+        return module
+
+    def _closure(self, name: str) -> frozenset[str]:
+        found: set[str] = set()
+        todo = [name]
+        while todo:
+            current = todo.pop()
+            if current in found or current not in self._modules:
+                continue
+            found.add(current)
+            todo.extend(self._imports.get(current, ()))
+            if "." in current:
+                todo.append(current.rpartition(".")[0])
+        return frozenset(found)
+
+    # -- after: in a program's process
+
+    def is_own(self, name: str, module: object) -> bool:
+        """Whether this is a module of the interpreter's, not of the program's."""
+        return name in self.baseline or self._modules.get(name) is module
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        """Finds a stashed module, unless the program has its own of a name it needs."""
+        module = self._modules.get(name)
+        if module is None:
+            return None
+        parent = name.rpartition(".")[0]
+        if parent and sys.modules.get(parent) is not self._modules.get(parent):
+            return None
+        missing = self._closures[name] - sys.modules.keys()
+        if any(sys.modules[n] is not self._modules[n] for n in self._closures[name] - missing):
+            return None
+        if any(self._is_shadowed(n) for n in missing & self._names_before_standard_ones()):
+            return None
+        for needed in missing:
+            if needed != name:
+                sys.modules[needed] = self._modules[needed]
+        return ModuleSpec(name, _Given(module), is_package=hasattr(module, "__path__"))
+
+    def _folders_before_standard_ones(self) -> list[str]:
+        before = []
+        for entry in sys.path:
+            if entry in _standard_folders():
+                break
+            before.append(entry)
+        return before
+
+    def _names_before_standard_ones(self) -> set[str]:
+        """What the program's own folders might shadow, by a look at their listings."""
+        names: set[str] = set()
+        for folder in self._folders_before_standard_ones():
+            try:
+                names.update(entry.partition(".")[0] for entry in os.listdir(folder or "."))  # noqa: PTH208
+            except OSError:
+                names.update(self._modules)  # an archive, or nothing: ask the real finders
+        return names
+
+    def _is_shadowed(self, name: str) -> bool:
+        spec = PathFinder.find_spec(name, self._folders_before_standard_ones())
+        # A mere folder of that name gives way to a real module further on.
+        return spec is not None and spec.loader is not None
+
+
+class _Given(Loader):
+    """Loader of a module that is there already."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+        self._spec = module.__spec__
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return self._module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._spec
+        if module.__name__ == "logging":
+            import time
+
+            module._startTime = time.time()  # type: ignore[attr-defined]
+
+
+_folders: list[str] = []
+
+
+def _standard_folders() -> list[str]:
+    if not _folders:
+        base = f"{sys.base_prefix}/{sys.platlibdir}/python"
+        major, minor = sys.version_info[:2]
+        _folders.extend([f"{base}{major}{minor}.zip", f"{base}{major}.{minor}"])
+    return _folders

@@ -1,0 +1,61 @@
+"""Messages between the service, the fork-server and the first processes of sandboxes.
+
+One JSON object a packet over a SOCK_SEQPACKET pair, with file descriptors beside it. What comes
+out of a sandbox is parsed as data and nothing else.
+"""
+
+import json
+import os
+import socket
+from typing import Any
+
+__all__ = ["MAX_PACKET_BYTES", "Message", "receive", "send"]
+
+MAX_PACKET_BYTES = 192 * 1024
+"""Largest message. A command line with its environment must fit."""
+
+Message = dict[str, Any]
+
+
+def send(channel: socket.socket, message: Message, fds: list[int] | None = None) -> None:
+    """Sends one message.
+
+    Raises:
+        OSError: the other end is gone.
+        ValueError: the message is too long.
+    """
+    raw = json.dumps(message, separators=(",", ":")).encode()
+    if len(raw) > MAX_PACKET_BYTES:
+        raise ValueError(f"message of {len(raw)} bytes, at most {MAX_PACKET_BYTES} fit")
+    if fds:
+        socket.send_fds(channel, [raw], fds)
+    else:
+        channel.send(raw)
+
+
+def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Message, list[int]] | None:
+    """The next message and its descriptors; None when the other end is gone.
+
+    Raises:
+        BlockingIOError: nothing is there (non-blocking channels).
+        ValueError: the packet is not a message.
+    """
+    if max_fds:
+        raw, fds, flags, _ = socket.recv_fds(
+            channel, MAX_PACKET_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC
+        )
+    else:
+        raw, _, flags, _ = channel.recvmsg(MAX_PACKET_BYTES)
+        fds = []
+    if not raw:
+        return None
+    cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+    try:
+        message = None if cut else json.loads(raw)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        for fd in fds:
+            os.close(fd)
+        raise ValueError(f"a packet of {len(raw)} bytes is not a message")  # noqa: TRY004
+    return message, fds

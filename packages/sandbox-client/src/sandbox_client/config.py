@@ -1,0 +1,310 @@
+"""Settings of the sandbox service. Each field documents its meaning, unit and default."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import pydantic
+from service_kit.config import Config
+from service_kit.server import MIB, ServerConfig
+from service_kit.telemetry import TelemetryConfig
+
+from sandbox_client.core.paths import PathRefusedError, check_mount_point
+
+__all__ = [
+    "DelayConfig",
+    "ExecConfig",
+    "FaultConfig",
+    "LeaseConfig",
+    "LimitsConfig",
+    "LocalConfig",
+    "SandboxDefaults",
+    "SandboxServiceConfig",
+]
+
+_Positive = Annotated[float, pydantic.Field(gt=0)]
+_Share = Annotated[float, pydantic.Field(ge=0, le=1)]
+
+DEFAULT_PRELOAD = [
+    "abc",
+    "argparse",
+    "ast",
+    "base64",
+    "bisect",
+    "calendar",
+    "cmath",
+    "collections.abc",
+    "contextlib",
+    "copy",
+    "csv",
+    "dataclasses",
+    "datetime",
+    "decimal",
+    "enum",
+    "fnmatch",
+    "fractions",
+    "functools",
+    "glob",
+    "hashlib",
+    "heapq",
+    "inspect",
+    "io",
+    "itertools",
+    "json",
+    "logging",
+    "math",
+    "numbers",
+    "operator",
+    "os",
+    "pathlib",
+    "pprint",
+    "queue",
+    "random",
+    "re",
+    "shutil",
+    "statistics",
+    "string",
+    "struct",
+    "subprocess",
+    "tempfile",
+    "textwrap",
+    "threading",
+    "time",
+    "traceback",
+    "types",
+    "typing",
+    "unittest",
+    "warnings",
+    "weakref",
+]
+
+
+class SandboxDefaults(Config):
+    """What a sandbox may use if its request does not say."""
+
+    memory_bytes: int = pydantic.Field(default=512 * MIB, ge=16 * MIB)
+    """Memory of all its processes and of its files, which live in memory."""
+
+    pids: int = pydantic.Field(default=128, ge=8)
+    """Processes and threads at once."""
+
+    cpus: float = pydantic.Field(default=2.0, gt=0)
+    """CPU cores. A value of the host's cores or more sets no quota."""
+
+    disk_bytes: int = pydantic.Field(default=256 * MIB, ge=MIB)
+    """Bytes of all files it has written."""
+
+    inodes: int = pydantic.Field(default=65_536, ge=256)
+    """Files, folders and links it has made."""
+
+    open_files: int = pydantic.Field(default=1024, ge=32)
+    """Open files of one process."""
+
+
+class ExecConfig(Config):
+    """How commands run."""
+
+    default_timeout_s: _Positive = 60.0
+    """Time of a command whose request names none."""
+
+    max_timeout_s: _Positive = 3600.0
+    """Longest time that a request may ask for."""
+
+    max_output_bytes: int = pydantic.Field(default=10_000, ge=2)
+    """Bytes kept of each stream of a command whose request names no bound."""
+
+    output_bytes_limit: int = pydantic.Field(default=256 * 1024, ge=2, le=480 * 1024)
+    """Largest bound that a request may name; both streams have to fit into one message."""
+
+    heartbeat_s: _Positive = 5.0
+    """Time between heartbeats of a command that streams."""
+
+    kill_grace_s: _Positive = 5.0
+    """Time that a killed command may take to end before its whole sandbox is ended."""
+
+    path: str = "/opt/tailrace/bin:/opt/python/bin:/usr/local/bin:/usr/bin:/bin"
+    """PATH of every command."""
+
+
+class LeaseConfig(Config):
+    """How long sandboxes live without being renewed."""
+
+    default_s: _Positive = 60.0
+    """Lease of a sandbox whose request names none."""
+
+    max_s: _Positive = 3600.0
+    """Longest lease that a request may ask for."""
+
+    reap_interval_s: _Positive = 1.0
+    """Time between the reaper's rounds."""
+
+
+class LimitsConfig(Config):
+    """Limits of the service. Each has a gauge of its name in `GetStatus` and in the metrics."""
+
+    sandboxes: int = pydantic.Field(default=384, ge=1)
+    """Sandboxes alive at once. Above it creating is refused with a time to retry after."""
+
+    starts_per_s: float = pydantic.Field(default=0.0, ge=0)
+    """Sandboxes started a second in the long run; 0 is no limit. Above it creating is refused."""
+
+    start_burst: int = pydantic.Field(default=64, ge=1)
+    """Starts at once while `starts_per_s` holds on average."""
+
+    concurrent_starts: int = pydantic.Field(default=16, ge=1)
+    """Sandboxes being set up at once; others wait in line."""
+
+    commands: int = pydantic.Field(default=256, ge=1)
+    """Commands running at once; others wait in line, which does not count as their run time."""
+
+    upload_bytes: int = pydantic.Field(default=1024 * MIB, ge=MIB)
+    """Largest environment or tree put in one call."""
+
+    diff_bytes: int = pydantic.Field(default=4 * MIB, ge=1024)
+    """Largest diff made or applied, and the bound of each file in it."""
+
+    environments_bytes: int = pydantic.Field(default=8 * 1024 * MIB, ge=MIB)
+    """Disk space of stored environments; the least recently used ones go first."""
+
+    retry_after_s: _Positive = 1.0
+    """What a refusal for lack of sandboxes asks the caller to wait."""
+
+
+class LocalConfig(Config):
+    """Back-end `local`: sandboxes made of namespaces on this host."""
+
+    uid: int = pydantic.Field(default=65534, ge=1)
+    """User that commands run as. It should own nothing on the host."""
+
+    gid: int = pydantic.Field(default=65534, ge=1)
+    """Group that commands run as."""
+
+    user: str = pydantic.Field(default="agent", pattern=r"^[a-z_][a-z0-9_-]*$")
+    """Name of that user inside."""
+
+    visible: tuple[Path, ...] = (Path("/usr"),)
+    """Host folders that sandboxes see read-only at their own path. Nothing else of the host is
+    there, except for the links /bin, /lib and so on, a few files of /etc, and the interpreter."""
+
+    masked: tuple[Path, ...] = ()
+    """Folders to hide within the visible ones. This package's own folder and the state folder are
+    always hidden."""
+
+    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
+    """Writable folders beside the work folder, empty at first, counted against `disk_bytes`."""
+
+    diff_exclude: tuple[str, ...] = (".git", "__pycache__", "*.pyc", ".pytest_cache")
+    """Names (with wildcards) of files and folders that a diff leaves out."""
+
+    python: Path | None = None
+    """Interpreter shown at /opt/python and kept warm. Default: this one's base interpreter."""
+
+    site_packages: Path | None = None
+    """Folder with packages (as `pip install --target` makes it) that the sandboxes' interpreter
+    gets as its site-packages. Default: none, so that every host's sandboxes are alike."""
+
+    compile_shim: bool = True
+    """Compile the small stand-in for `python` where a C compiler exists, so that Python runs warm
+    inside shell commands too. Without it such programs start a fresh interpreter."""
+
+    preload: tuple[str, ...] = tuple(DEFAULT_PRELOAD)
+    """Standard modules that warm Python has at hand."""
+
+    seccomp: bool = True
+    """Filter system calls that no command needs (x86_64 and aarch64)."""
+
+    cgroup_parent: str = pydantic.Field(default="tailrace", pattern=r"^[A-Za-z0-9_.-]+$")
+    """Cgroup under which sandboxes get theirs."""
+
+    require_cgroups: bool = False
+    """Refuse to start where memory and processes cannot be limited by cgroups."""
+
+    start_timeout_s: _Positive = 30.0
+    """Longest time that the fork-server or a sandbox may take to start."""
+
+    @pydantic.field_validator("writable")
+    @classmethod
+    def _check_writable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            try:
+                check_mount_point(path)
+            except PathRefusedError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+
+class FaultConfig(Config):
+    """Injected faults, for tests of the callers only. All rates are 0 unless set."""
+
+    create_rate: _Share = 0.0
+    """Share of creates that fail as a broken host would let them fail."""
+
+    exec_rate: _Share = 0.0
+    """Share of commands that fail before they start, the same way."""
+
+    seed: int = 0
+    """Start of the random sequence that picks them."""
+
+    @property
+    def active(self) -> bool:
+        """Whether any fault can happen."""
+        return self.create_rate > 0 or self.exec_rate > 0
+
+
+class DelayConfig(Config):
+    """Injected waiting before commands, for benchmarks only. It costs no CPU time.
+
+    The waits are log-normal: half are shorter than `median_s`, few are many times longer.
+    """
+
+    median_s: float = pydantic.Field(default=0.0, ge=0)
+    """Median wait; 0 turns the delay off."""
+
+    sigma: float = pydantic.Field(default=1.0, ge=0)
+    """Width of the distribution: the standard deviation of the wait's logarithm."""
+
+    max_s: _Positive = 60.0
+    """Longest wait."""
+
+    per_sandbox: bool = True
+    """Draw one factor for each sandbox as well, so that some attempts are slow as a whole."""
+
+    seed: int = 0
+    """Start of the random sequence."""
+
+
+class SandboxServiceConfig(Config):
+    """The sandbox service."""
+
+    server: ServerConfig = ServerConfig(bind="127.0.0.1:7101")
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    backend: Literal["local"] = "local"
+    """Where sandboxes run."""
+
+    state_dir: Path = Path("~/.local/state/tailrace/sandbox-client")
+    """Folder of stored environments and of what is needed to clean up after a crash. One service
+    at a time uses it."""
+
+    sandbox: SandboxDefaults = SandboxDefaults()
+    exec: ExecConfig = ExecConfig()
+    lease: LeaseConfig = LeaseConfig()
+    limits: LimitsConfig = LimitsConfig()
+    local: LocalConfig = LocalConfig()
+
+    faults: FaultConfig = FaultConfig()
+    """For tests only."""
+
+    delay: DelayConfig = DelayConfig()
+    """For benchmarks only."""
+
+    @pydantic.field_validator("state_dir")
+    @classmethod
+    def _expand(cls, value: Path) -> Path:
+        return Path(os.path.abspath(value.expanduser()))  # noqa: PTH100 -- keeps links as they are
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.exec.max_output_bytes > self.exec.output_bytes_limit:
+            raise ValueError("exec.max_output_bytes is larger than exec.output_bytes_limit")
+        return self

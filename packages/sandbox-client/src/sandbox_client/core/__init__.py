@@ -1,0 +1,1 @@
+"""Decisions of the sandbox service: no I/O, no clock, no randomness."""

@@ -1,0 +1,240 @@
+"""A sandbox as its user holds it."""
+
+import contextlib
+import io
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Self
+
+from service_kit.streams import with_idle_deadline
+from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
+
+from sandbox_client import wire
+from sandbox_client.connection import Connection, typed_errors
+from sandbox_client.environments import EnvironmentTree
+from sandbox_client.errors import SandboxGone
+from sandbox_client.types import Command, ExecResult, FileContent
+
+__all__ = ["OutputEvent", "Sandbox"]
+
+_DEFAULT_OUTPUT_BYTES = 10_000
+# Above this a command's call streams, so that its heartbeats show that the service is alive.
+_LONG_COMMAND_S = 60.0
+_IDLE_S = 30.0
+
+
+@dataclass(frozen=True)
+class OutputEvent:
+    """A piece of a running command's output."""
+
+    stream: str
+    """"stdout" or "stderr"."""
+    data: bytes
+
+
+class Sandbox:
+    """A handle for one sandbox. As a context manager it destroys the sandbox at the end."""
+
+    def __init__(self, connection: Connection, sandbox_id: str, workdir: str) -> None:
+        self._connection = connection
+        self.id = sandbox_id
+        self.workdir = workdir
+        self.gone = False
+        """Set when the service says that it is not living any more."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.destroy()
+
+    async def run(
+        self,
+        command: Command | str,
+        *,
+        timeout_s: float = 0.0,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+        stdin: bytes | None = None,
+        max_output_bytes: int = _DEFAULT_OUTPUT_BYTES,
+        merge_stderr: bool = False,
+    ) -> ExecResult:
+        """Runs a command to its end.
+
+        Args:
+            command: a shell command line, or a `Command`, which then says all the rest.
+            timeout_s: the command's own time; 60 if 0. After it, everything it started is killed.
+            cwd: relative to the work folder.
+            env: variables to add.
+            stdin: standard input; default: empty.
+            max_output_bytes: bytes kept of each stream.
+            merge_stderr: standard error goes where standard output goes.
+
+        Returns:
+            The result. A command that fails, is not found or runs into its limits is a result too.
+        """
+        if isinstance(command, str):
+            command = Command(
+                shell=command,
+                cwd=cwd,
+                env=env or {},
+                timeout_s=timeout_s,
+                max_output_bytes=max_output_bytes,
+                merge_stderr=merge_stderr,
+            )
+        command = _explicit(command)
+        if stdin is None and command.timeout_s <= _LONG_COMMAND_S:
+            with self._call():
+                response = await self._connection.stub.Run(
+                    pb.RunRequest(command=wire.command_to_proto(self.id, command)),
+                    timeout=command.timeout_s + self._connection.timeout_s,
+                )
+            return wire.result_from_proto(
+                response.ended, response.stdout, response.stderr, command.max_output_bytes
+            )
+        async for event in self.stream(command, stdin=stdin or b""):
+            if isinstance(event, ExecResult):
+                return event
+        raise AssertionError("a stream ends with its result or an error")
+
+    async def stream(
+        self, command: Command | str, *, stdin: bytes | AsyncIterator[bytes] = b""
+    ) -> AsyncIterator[OutputEvent | ExecResult]:
+        """Runs a command and yields its output as it comes, then its result.
+
+        Leaving the iteration early kills the command.
+        """
+        if isinstance(command, str):
+            command = Command(shell=command)
+        command = _explicit(command)
+        kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        with self._call():
+            call = self._connection.stub.Exec(
+                _exec_requests(wire.command_to_proto(self.id, command), stdin),
+                timeout=command.timeout_s + self._connection.timeout_s,
+            )
+            events = with_idle_deadline(call, _IDLE_S, f"Exec in sandbox {self.id}")
+            async with contextlib.aclosing(events):  # type: ignore[type-var]
+                async for event in events:
+                    match event.WhichOneof("event"):
+                        case "stdout" | "stderr" as stream:
+                            data = getattr(event, stream)
+                            kept[stream].append(data)
+                            yield OutputEvent(stream, data)
+                        case "ended":
+                            yield wire.result_from_proto(
+                                event.ended,
+                                b"".join(kept["stdout"]),
+                                b"".join(kept["stderr"]),
+                                command.max_output_bytes,
+                            )
+
+    async def write(self, path: str, content: bytes | str, *, mode: int = 0) -> None:
+        """Writes one file."""
+        data = content.encode() if isinstance(content, str) else content
+        await self.write_files([FileContent(path, data, mode)])
+
+    async def write_files(self, files: Sequence[FileContent]) -> None:
+        """Writes small files in one call (together below the message limit of 4 MiB)."""
+        request = pb.WriteFilesRequest(
+            sandbox_id=self.id, files=[wire.file_to_proto(file) for file in files]
+        )
+        with self._call():
+            await self._connection.stub.WriteFiles(request, timeout=self._connection.timeout_s)
+
+    async def read(self, path: str, *, max_bytes: int = 0) -> bytes:
+        """Reads a file; `TooLarge` if it is longer than `max_bytes` (0: the service's limit)."""
+        request = pb.ReadFileRequest(sandbox_id=self.id, path=path, max_bytes=max_bytes)
+        with self._call():
+            call = self._connection.stub.ReadFile(request, timeout=self._connection.timeout_s)
+            return b"".join([response.chunk async for response in call])
+
+    async def upload(self, tree: EnvironmentTree, path: str = ".") -> None:
+        """Puts a tree's files into a folder of the sandbox."""
+        target = pb.UploadTreeTarget(sandbox_id=self.id, path=path)
+
+        async def requests() -> AsyncIterator[pb.UploadTreeRequest]:
+            yield pb.UploadTreeRequest(target=target)
+            for chunk in wire.chunks(tree.tar_bytes()):
+                yield pb.UploadTreeRequest(tar_chunk=chunk)
+
+        with self._call():
+            await self._connection.stub.UploadTree(requests(), timeout=self._connection.timeout_s)
+
+    async def download(self, path: str = ".") -> bytes:
+        """A folder of the sandbox as a tar archive."""
+        request = pb.DownloadTreeRequest(sandbox_id=self.id, path=path)
+        out = io.BytesIO()
+        with self._call():
+            call = self._connection.stub.DownloadTree(request, timeout=self._connection.timeout_s)
+            async for response in call:
+                out.write(response.tar_chunk)
+        return out.getvalue()
+
+    async def diff(self, *, max_bytes: int = 0) -> bytes:
+        """The work folder against its environment, in git's format; empty if nothing changed."""
+        request = pb.DiffRequest(sandbox_id=self.id, max_bytes=max_bytes)
+        with self._call():
+            call = self._connection.stub.Diff(request, timeout=self._connection.timeout_s)
+            return b"".join([response.chunk async for response in call])
+
+    async def apply_patch(self, patch: bytes) -> list[str]:
+        """Applies a git-format diff to the work folder; returns the paths it changed.
+
+        Raises:
+            PatchRejected: it does not apply; nothing was changed.
+        """
+        target = pb.ApplyPatchTarget(sandbox_id=self.id)
+
+        async def requests() -> AsyncIterator[pb.ApplyPatchRequest]:
+            yield pb.ApplyPatchRequest(target=target)
+            for chunk in wire.chunks(patch):
+                yield pb.ApplyPatchRequest(chunk=chunk)
+
+        with self._call():
+            response = await self._connection.stub.ApplyPatch(
+                requests(), timeout=self._connection.timeout_s
+            )
+        return list(response.changed_paths)
+
+    async def destroy(self) -> bool:
+        """Ends the sandbox; False if it was gone already."""
+        self.gone = True
+        return await self._connection.destroy(self.id)
+
+    @contextlib.contextmanager
+    def _call(self) -> Iterator[None]:
+        try:
+            with typed_errors():
+                yield
+        except SandboxGone:
+            self.gone = True
+            raise
+
+
+def _explicit(command: Command) -> Command:
+    """Names the output's bound and the time, which the client needs to know itself."""
+    return replace(
+        command,
+        max_output_bytes=command.max_output_bytes or _DEFAULT_OUTPUT_BYTES,
+        timeout_s=command.timeout_s or _LONG_COMMAND_S,
+    )
+
+
+async def _exec_requests(
+    command: pb.Command, stdin: bytes | AsyncIterator[bytes]
+) -> AsyncIterator[pb.ExecRequest]:
+    yield pb.ExecRequest(command=command)
+    if isinstance(stdin, bytes):
+        for chunk in wire.chunks(stdin):
+            yield pb.ExecRequest(stdin=chunk)
+    else:
+        async for chunk in stdin:
+            yield pb.ExecRequest(stdin=chunk)
+    yield pb.ExecRequest(stdin_eof=True)

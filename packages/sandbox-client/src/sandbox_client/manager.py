@@ -1,0 +1,341 @@
+"""The service behind the contract: leases, limits and defaults over one back-end."""
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import IO
+
+import sandbox_client
+from sandbox_client.backends.base import Backend, BackendSandbox, ExecHooks
+from sandbox_client.checks import check_names, complete_command, complete_lease, complete_spec
+from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.leases import KeyConflictError, LeaseTable
+from sandbox_client.core.limits import LimiterStatus, TokenBucket
+from sandbox_client.errors import (
+    IdempotencyConflict,
+    QuotaExhausted,
+    SandboxGone,
+    SandboxUnavailable,
+    ServiceError,
+)
+from sandbox_client.faults import DelayInjector, FaultInjector
+from sandbox_client.limiter import Limiter
+from sandbox_client.types import (
+    Command,
+    ExecResult,
+    SandboxInfo,
+    SandboxSpec,
+    ServiceStatus,
+)
+
+__all__ = ["Created", "SandboxManager"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Created:
+    """Answer to a create."""
+
+    sandbox_id: str
+    lease_s: float
+    workdir: str
+    existed: bool
+
+
+@dataclass
+class _Living:
+    """A sandbox that is up."""
+
+    sandbox: BackendSandbox
+    key: str
+    running: int = 0
+
+
+class SandboxManager:
+    """All sandboxes of one service. `reap_forever` has to run beside it."""
+
+    def __init__(
+        self,
+        config: SandboxServiceConfig,
+        backend: Backend,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: f"sb-{secrets.token_hex(8)}",
+    ) -> None:
+        self._config = config
+        self._backend = backend
+        self._clock = clock
+        self._new_id = new_id
+        self._leases = LeaseTable()
+        self._living: dict[str, _Living] = {}
+        self._pending: dict[str, asyncio.Future[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+        limits = config.limits
+        self._starts = Limiter("concurrent_starts", limits.concurrent_starts, clock=clock)
+        self._commands = Limiter("commands", limits.commands, clock=clock)
+        self._rate = TokenBucket(limits.starts_per_s, limits.start_burst, now=clock())
+        self._faults = FaultInjector(config.faults)
+        self._delays = DelayInjector(config.delay)
+
+    async def start(self) -> None:
+        """Starts the back-end."""
+        await self._backend.start()
+        if self._config.faults.active:
+            logger.warning("faults are injected, as this service's configuration asks for")
+
+    async def stop(self) -> None:
+        """Ends every sandbox and the back-end."""
+        for record in self._leases.records():
+            if record.sandbox_id in self._living:
+                self._end(record.sandbox_id)
+        await asyncio.gather(*self._ending.values())
+        await self._backend.stop()
+
+    # -- environments
+
+    def missing_environments(self, digests: Sequence[str]) -> list[str]:
+        """Which of these environments have to be put before a create."""
+        return self._backend.missing_environments(digests)
+
+    async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
+        """Stores an environment; False if it was there."""
+        return await self._backend.put_environment(digest, archive)
+
+    # -- creating and ending
+
+    async def create(
+        self,
+        *,
+        key: str,
+        owner: str,
+        spec: SandboxSpec,
+        lease_s: float = 0.0,
+        labels: Mapping[str, str] | None = None,
+    ) -> Created:
+        """Makes a sandbox, or finds the one that this key has made.
+
+        Raises:
+            WrongRequest, IdempotencyConflict: the request is at fault.
+            QuotaExhausted: a limit is used up; retry after the given time.
+            EnvironmentUnknown: put the environment first.
+            SandboxUnavailable, InjectedFault: the host is at fault.
+        """
+        check_names(key, owner, labels or {})
+        lease_s = complete_lease(self._config.lease, lease_s)
+        fingerprint = repr((spec, sorted((labels or {}).items())))
+        try:
+            claim = self._leases.claim(
+                owner=owner,
+                key=key,
+                fingerprint=fingerprint,
+                new_id=self._new_id(),
+                now=self._clock(),
+                labels=dict(labels or {}),
+            )
+        except KeyConflictError as error:
+            raise IdempotencyConflict(str(error)) from error
+        sandbox_id = claim.sandbox_id
+        if claim.is_new:
+            await self._make(sandbox_id, f"{owner}/{key}", spec)
+        else:
+            pending = self._pending.get(sandbox_id)
+            if pending is not None:
+                await asyncio.shield(pending)
+        if sandbox_id not in self._leases:
+            raise SandboxGone(f"sandbox {sandbox_id} of key {key!r} was destroyed meanwhile")
+        self._leases.grant(sandbox_id, lease_s=lease_s, now=self._clock())
+        return Created(sandbox_id, lease_s, spec.environment.workdir, existed=not claim.is_new)
+
+    async def _make(self, sandbox_id: str, key: str, spec: SandboxSpec) -> None:
+        """Makes the sandbox of a new claim; gives the claim back if that fails."""
+        pending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # A failure concerns those who wait as well; if nobody does, it is not lost but raised here.
+        pending.add_done_callback(_retrieve)
+        self._pending[sandbox_id] = pending
+        try:
+            self._admit()
+            self._faults.on_create(key)
+            async with self._starts.slot():
+                sandbox = await self._backend.create(
+                    sandbox_id, complete_spec(self._config.sandbox, spec)
+                )
+        except BaseException as error:
+            self._leases.release(sandbox_id)
+            pending.set_exception(
+                error
+                if isinstance(error, ServiceError)
+                else SandboxUnavailable(f"the create that this one waited for failed: {error!r}")
+            )
+            raise
+        else:
+            self._living[sandbox_id] = _Living(sandbox, key)
+            pending.set_result(None)
+        finally:
+            del self._pending[sandbox_id]
+
+    def _admit(self) -> None:
+        limits = self._config.limits
+        # Ending ones still hold what they used.
+        used = len(self._leases) + len(self._ending)
+        if used > limits.sandboxes:
+            raise QuotaExhausted(
+                f"{used - 1} sandboxes are alive, limits.sandboxes allows {limits.sandboxes}; "
+                "retry when one has ended",
+                retry_after_s=limits.retry_after_s,
+            )
+        wait_s = self._rate.take(self._clock())
+        if wait_s > 0:
+            raise QuotaExhausted(
+                f"limits.starts_per_s allows {limits.starts_per_s:g} starts a second",
+                retry_after_s=wait_s,
+            )
+
+    def renew(self, sandbox_ids: Sequence[str], lease_s: float) -> list[str]:
+        """Prolongs leases; returns the ids that are gone."""
+        lease_s = complete_lease(self._config.lease, lease_s)
+        lost = [
+            sandbox_id
+            for sandbox_id in sandbox_ids
+            if (living := self._living.get(sandbox_id)) is not None and living.sandbox.lost
+        ]
+        alive = [sandbox_id for sandbox_id in sandbox_ids if sandbox_id not in lost]
+        return lost + self._leases.renew(alive, lease_s=lease_s, now=self._clock())
+
+    async def destroy(self, sandbox_id: str) -> bool:
+        """Ends a sandbox; False if there was none. Returns when nothing of it is left."""
+        pending = self._pending.get(sandbox_id)
+        if pending is not None:
+            await asyncio.wait([pending])
+        ending = self._ending.get(sandbox_id)
+        if ending is None and sandbox_id in self._living:
+            ending = self._end(sandbox_id)
+        if ending is None:
+            return False
+        await asyncio.shield(ending)
+        return True
+
+    def _end(self, sandbox_id: str) -> asyncio.Task[None]:
+        """Takes a sandbox out of the tables at once, and ends it in a task of its own."""
+        living = self._living.pop(sandbox_id)
+        self._leases.release(sandbox_id)
+        self._faults.forget(living.key, sandbox_id)
+        self._delays.forget(living.key)
+        task = asyncio.get_running_loop().create_task(living.sandbox.destroy())
+        self._ending[sandbox_id] = task
+
+        def done(task: asyncio.Task[None]) -> None:
+            del self._ending[sandbox_id]
+            if not task.cancelled() and task.exception() is not None:
+                logger.error(
+                    "sandbox %s did not end cleanly", sandbox_id, exc_info=task.exception()
+                )
+
+        task.add_done_callback(done)
+        return task
+
+    def reap(self) -> list[str]:
+        """Ends sandboxes whose lease is over and those that are lost; returns their ids."""
+        over = [s for s in self._leases.expired(self._clock()) if s in self._living]
+        lost = [s for s, living in self._living.items() if living.sandbox.lost and s not in over]
+        for sandbox_id in over:
+            logger.info("sandbox %s: its lease was not renewed", sandbox_id)
+        for sandbox_id in lost:
+            logger.warning("sandbox %s: %s", sandbox_id, self._living[sandbox_id].sandbox.lost)
+        for sandbox_id in (*over, *lost):
+            self._end(sandbox_id)
+        return [*over, *lost]
+
+    async def reap_forever(self) -> None:
+        """The reaper: runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._config.lease.reap_interval_s)
+            self.reap()
+
+    # -- using
+
+    def get(self, sandbox_id: str) -> BackendSandbox:
+        """A living sandbox.
+
+        Raises:
+            SandboxGone: it is not living, or never was.
+        """
+        return self._get(sandbox_id).sandbox
+
+    def _get(self, sandbox_id: str) -> _Living:
+        living = self._living.get(sandbox_id)
+        if living is None:
+            raise SandboxGone(
+                f"no sandbox {sandbox_id!r} is alive: it was destroyed, its lease ran out, or the "
+                "service was restarted; create a new one"
+            )
+        return living
+
+    async def run(
+        self, sandbox_id: str, command: Command, hooks: ExecHooks | None = None
+    ) -> ExecResult:
+        """Runs one command. Waiting in line is not part of its run time."""
+        command = complete_command(self._config.exec, command)
+        living = self._get(sandbox_id)
+        self._faults.on_exec(sandbox_id)
+        async with self._commands.slot():
+            living.running += 1
+            try:
+                delay_s = self._delays.wait_s(living.key)
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+                result = await living.sandbox.run(command, hooks or ExecHooks())
+            finally:
+                living.running -= 1
+        return replace(result, wall_s=result.wall_s + delay_s) if delay_s else result
+
+    # -- looking
+
+    def sandboxes(self, owner: str | None = None) -> list[SandboxInfo]:
+        """The living sandboxes, oldest first."""
+        now = self._clock()
+        return [
+            SandboxInfo(
+                record.sandbox_id,
+                record.owner,
+                dict(record.labels),
+                now - record.created_at,
+                max(0.0, (record.expires_at or now) - now),
+                living.running,
+            )
+            for record in self._leases.records(owner)
+            if (living := self._living.get(record.sandbox_id)) is not None
+        ]
+
+    def limiters(self) -> list[LimiterStatus]:
+        """Every limiter of the service, under the name of its config field."""
+        limits = self._config.limits
+        alive = float(len(self._leases) + len(self._ending))
+        return [
+            LimiterStatus("sandboxes", float(limits.sandboxes), alive),
+            LimiterStatus("starts_per_s", limits.starts_per_s, self._rate.used(self._clock())),
+            self._starts.status(),
+            self._commands.status(),
+            *(
+                LimiterStatus(name, limit, used)
+                for name, (limit, used) in self._backend.gauges().items()
+            ),
+        ]
+
+    def status(self) -> ServiceStatus:
+        """The service as a whole."""
+        return ServiceStatus(
+            self._backend.name,
+            sandbox_client.__version__,
+            len(self._living),
+            tuple(self.limiters()),
+            self._backend.missing_protections(),
+        )
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    if not future.cancelled():
+        future.exception()
