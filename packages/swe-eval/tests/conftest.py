@@ -1,14 +1,24 @@
-"""Shared fixtures: a sandbox host that runs commands in plain folders, and a small task."""
+"""Shared fixtures: sandbox hosts, played and real, and a small task."""
 
 import asyncio
+import os
 import shutil
+import signal
 import subprocess
+import sys
+import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from service_kit.channel import ChannelConfig, open_channel
 from service_kit.errors import FailedPrecondition, NotFound, Reason, ServiceError
+from service_kit.server import ServerConfig
+from swe_eval.app import assemble
+from swe_eval.config import EvalConfig, EvaluationConfig, GeneratedSetConfig
 from swe_eval.grading.host import CommandResult
 from swe_eval.tasks.task import (
     Environment,
@@ -19,6 +29,13 @@ from swe_eval.tasks.task import (
     TestRunner,
     TreeFile,
 )
+from tailrace.eval.v1 import eval_service_pb2
+from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceStub
+
+if TYPE_CHECKING:
+    from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceAsyncStub
+
+START_S = 60.0
 
 
 def fill(folder: Path, files: FileTree) -> None:
@@ -28,13 +45,6 @@ def fill(folder: Path, files: FileTree) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(file.content)
         target.chmod(0o755 if file.executable else 0o644)
-
-
-def read(path: str) -> bytes | None:
-    try:
-        return Path(path).read_bytes()
-    except FileNotFoundError:
-        return None
 
 
 def git_apply(patch: bytes, cwd: str) -> list[str]:
@@ -133,12 +143,6 @@ class FolderHost:
             stderr=err[-max_output_bytes:],
         )
 
-    async def read_file(self, sandbox_id: str, path: str, *, max_bytes: int) -> bytes | None:
-        self._called("read_file")
-        self._environment(sandbox_id)
-        content = read(path)
-        return None if content is None else content[:max_bytes]
-
     async def destroy(self, sandbox_id: str) -> None:
         self._called("destroy")
         self._environment(sandbox_id)
@@ -207,3 +211,77 @@ def make_shop(tmp_path: Path) -> Callable[..., Task]:
         )
 
     return make
+
+
+@pytest.fixture(scope="session")
+def sandbox_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a running sandbox service."""
+    if os.geteuid() != 0:
+        pytest.skip("sandboxes of the local back-end need root")
+    folder = tmp_path_factory.mktemp("sandboxes")
+    address_file = folder / "address"
+    settings = [
+        "server.bind=127.0.0.1:0",
+        f"server.address_file={address_file}",
+        f"state_dir={folder / 'state'}",
+        "local.cgroup_parent=tailrace-eval-tests",
+    ]
+    log = (folder / "log").open("wb")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sandbox_client", "serve", *(f"--set={s}" for s in settings)],
+        stdout=log,
+        stderr=log,
+    )
+    try:
+        deadline = time.monotonic() + START_S
+        while not address_file.exists():
+            if process.poll() is not None or time.monotonic() > deadline:
+                text = (folder / "log").read_text()
+                pytest.fail(f"the sandbox service did not start (status {process.poll()}):\n{text}")
+            time.sleep(0.05)
+        yield address_file.read_text().strip()
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        log.close()
+
+
+Start = Callable[..., Awaitable["EvalServiceAsyncStub"]]
+
+
+@pytest.fixture
+async def start_eval(tmp_path: Path) -> AsyncIterator[Start]:
+    """Starts an EvalService in this process and gives a client of it over a real channel.
+
+    Keyword arguments replace parts of its configuration.
+    """
+    async with AsyncExitStack() as stack:
+
+        async def start(**changes: object) -> "EvalServiceAsyncStub":
+            settings: dict[str, object] = {
+                "server": ServerConfig(bind="127.0.0.1:0"),
+                "sandbox": ChannelConfig(target="127.0.0.1:9"),
+                "task_sets": [
+                    GeneratedSetConfig(name="train", count=50, test_wall_s=5.0),
+                    GeneratedSetConfig(name="heldout", split="heldout", count=20),
+                ],
+                "evaluation": EvaluationConfig(state_dir=tmp_path, heartbeat_s=0.2),
+            }
+            config = EvalConfig(**{**settings, **changes})  # type: ignore[arg-type]
+            server = await stack.enter_async_context(await assemble(config, stack))
+            channel = open_channel(
+                ChannelConfig(target=server.address, default_timeout_s=60.0),
+                contracts=[eval_service_pb2.DESCRIPTOR],
+            )
+            return EvalServiceStub(await stack.enter_async_context(channel))
+
+        yield start
+
+
+@pytest.fixture
+async def eval_stub(start_eval: Start, sandbox_target: str) -> "EvalServiceAsyncStub":
+    """A client of an EvalService that grades in real sandboxes."""
+    return await start_eval(sandbox=ChannelConfig(target=sandbox_target))

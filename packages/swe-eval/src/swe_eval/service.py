@@ -106,10 +106,10 @@ class EvalServicer(pb_grpc.EvalServiceServicer):
                 header = request.header
             elif header is None:
                 raise InvalidArgument("Grade: expected the header first, found a chunk of the diff")
-            else:
+            elif len(diff) <= self._config.grading.max_diff_bytes:
                 diff += request.diff_chunk
-            if len(diff) > self._config.grading.max_diff_bytes:
-                break  # too large whatever still comes
+            # A larger one is unsolved whatever still comes. It is read to its end all the same: an
+            # answer before that can get lost.
         if header is None:
             raise InvalidArgument("Grade: expected a header, found the end of the stream")
         task = self._task(header.task_id)

@@ -14,6 +14,7 @@ from swe_eval.config import FaultInjection, GradingConfig
 from swe_eval.core.verdict import GradeReason, TestStatus, Verdict
 from swe_eval.grading.host import CommandResult
 from swe_eval.grading.run import Grade, Grader
+from swe_eval.grading.trial import parse_reward
 from swe_eval.tasks.task import Reference, ScriptGrader, Task, TestRunner, TreeFile
 
 MakeShop = Callable[..., Task]
@@ -375,7 +376,7 @@ def scripted(make_shop: MakeShop, script: str, **changes: Any) -> Task:
 @pytest.fixture
 def harbor_host(folder_host: Any, tmp_path: Any) -> Any:
     """Maps /tests, /solution and /logs into the temporary folder."""
-    write, run, read = folder_host.write_files, folder_host.run, folder_host.read_file
+    write, run = folder_host.write_files, folder_host.run
 
     def moved(path: str) -> str:
         return path if path.startswith("/tmp/") else f"{tmp_path}{path}"
@@ -388,17 +389,35 @@ def harbor_host(folder_host: Any, tmp_path: Any) -> Any:
         await write(sandbox_id, moved(folder), text)
 
     async def run_command(sandbox_id: str, argv: Any, **options: Any) -> CommandResult:
-        argv = [a.replace("/logs/", f"{tmp_path}/logs/") for a in argv[:-1]] + [moved(argv[-1])]
-        result: CommandResult = await run(sandbox_id, argv, **options)
+        argv = [a.replace("/logs/", f"{tmp_path}/logs/") for a in argv]
+        result: CommandResult = await run(sandbox_id, [*argv[:3], *map(moved, argv[3:])], **options)
         return result
 
-    async def read_file(sandbox_id: str, path: str, **options: Any) -> bytes | None:
-        content: bytes | None = await read(sandbox_id, moved(path), **options)
-        return content
-
     folder_host.write_files, folder_host.run = write_files, run_command
-    folder_host.read_file = read_file
     return folder_host
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        (b"1\n", 1.0),
+        (b" 0.25 ", 0.25),
+        (b'{"reward": 1, "style": 0}', 1.0),
+        (b'{"style": 0.5, "tests": 1}', 0.5),
+        (b"", None),
+        (b"passed", None),
+        (b"nan", None),
+        (b"NaN", None),
+        (b"Infinity", None),
+        (b"true", None),
+        (b"{}", None),
+        (b'{"reward": "1"}', None),
+        (b"[1]", None),
+        (b"\xff", None),
+    ],
+)
+def test_rewards_are_finite_numbers_or_nothing(text: bytes, reward: float | None) -> None:
+    assert parse_reward(text) == reward
 
 
 @pytest.mark.parametrize(

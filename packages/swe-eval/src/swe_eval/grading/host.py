@@ -49,10 +49,6 @@ class SandboxHost(Protocol):
         """Runs one command in the work folder to its end."""
         ...
 
-    async def read_file(self, sandbox_id: str, path: str, *, max_bytes: int) -> bytes | None:
-        """The start of a file; None if it is not there."""
-        ...
-
     async def destroy(self, sandbox_id: str) -> None:
         """Ends a sandbox."""
         ...

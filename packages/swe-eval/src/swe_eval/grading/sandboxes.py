@@ -12,7 +12,7 @@ from sandbox_client import (
     SandboxLimits,
     WrongRequest,
 )
-from service_kit.errors import FailedPrecondition, NotFound, Reason
+from service_kit.errors import FailedPrecondition
 
 from swe_eval.grading.faults import FAULT_CAUSE_KEY
 from swe_eval.grading.host import CommandResult
@@ -98,15 +98,6 @@ class ServiceHost:
             timed_out=result.timed_out,
             out_of_memory=result.out_of_memory,
         )
-
-    async def read_file(self, sandbox_id: str, path: str, *, max_bytes: int) -> bytes | None:
-        """A small file; None if it is not there."""
-        try:
-            return await self._sandboxes[sandbox_id].read(path, max_bytes=max_bytes)
-        except NotFound as error:
-            if error.reason is Reason.NOT_FOUND:
-                return None
-            raise
 
     async def destroy(self, sandbox_id: str) -> None:
         """Ends a sandbox."""

@@ -12,11 +12,13 @@ from swe_eval.grading.job import BOOT_FILE, job_files, read_report
 from swe_eval.tasks.task import FileTree, Reference, ScriptGrader, Task, TestGrader, TreeFile
 
 _REPORT_BYTES = 256 * 1024
-_REWARD_BYTES = 65536
+_REWARD_BYTES = 4096
 # The runner ends by itself after the tests' own time; this is for the machine to be slow about it.
 _GRACE_S = 5.0
-_VERIFIER_FOLDER = "/logs/verifier"
-_RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'  # $0 is the script
+_READ_S = 30.0
+# $0 is the script.
+_RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'
+_READ_REWARD = "cd /logs/verifier && { cat reward.json 2>/dev/null || cat reward.txt; }"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,13 +90,8 @@ class Trial:
         result = await self._run_from(
             task, "/tests", "test.sh", grader.files, grader.env, grader.wall_s, sandbox_id
         )
-        reward = None
         end = _end_of(result)
-        if end is RunEnd.FINISHED:
-            reward = parse_reward(
-                as_json=await self._read_reward(sandbox_id, "reward.json"),
-                as_text=await self._read_reward(sandbox_id, "reward.txt"),
-            )
+        reward = await self._reward(sandbox_id) if end is RunEnd.FINISHED else None
         log = (result.stdout + result.stderr)[-self.log_bytes :].decode("utf-8", "replace")
         return Observation(
             judgement=judge_reward(reward, end=end),
@@ -102,9 +99,15 @@ class Trial:
             log_tail=log,
         )
 
-    async def _read_reward(self, sandbox_id: str, name: str) -> bytes | None:
-        path = f"{_VERIFIER_FOLDER}/{name}"
-        return await self.host.read_file(sandbox_id, path, max_bytes=_REWARD_BYTES)
+    async def _reward(self, sandbox_id: str) -> float | None:
+        result = await self.host.run(
+            sandbox_id,
+            ["/bin/sh", "-c", _READ_REWARD],
+            env={},
+            timeout_s=_READ_S,
+            max_output_bytes=_REWARD_BYTES,
+        )
+        return parse_reward(result.stdout)
 
     async def _run_from(
         self,
@@ -137,31 +140,21 @@ def _end_of(result: CommandResult) -> RunEnd:
     return RunEnd.OUT_OF_MEMORY if result.out_of_memory else RunEnd.FINISHED
 
 
-def parse_reward(*, as_json: bytes | None, as_text: bytes | None) -> float | None:
-    """The reward that a Harbor verifier left: `reward.json` goes first, then `reward.txt`.
+def parse_reward(text: bytes) -> float | None:
+    """The reward that a Harbor verifier left, from its file's text.
 
-    A JSON object counts by its `reward`, else by the least of its numbers. None when there is no
+    A JSON object counts by its `reward`, else by the least of its values. None when there is no
     finite number.
     """
-    if as_json is not None:
-        try:
-            values = json.loads(as_json)
-        except ValueError:
-            return None
-        if isinstance(values, dict):
-            numbers = [values["reward"]] if "reward" in values else list(values.values())
-        else:
-            numbers = [values]
-        if not numbers or any(
-            isinstance(n, bool) or not isinstance(n, int | float) for n in numbers
-        ):
-            return None
-        least = float(min(numbers))
-    elif as_text is not None:
-        try:
-            least = float(as_text)
-        except ValueError:
-            return None
-    else:
+    try:
+        values = json.loads(text)
+    except ValueError:
         return None
+    if isinstance(values, dict):
+        numbers = [values["reward"]] if "reward" in values else list(values.values())
+    else:
+        numbers = [values]
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, int | float) for n in numbers):
+        return None
+    least = float(min(numbers))
     return least if math.isfinite(least) else None
