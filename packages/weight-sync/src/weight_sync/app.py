@@ -61,10 +61,10 @@ async def assemble(config: WeightSyncConfig, stack: AsyncExitStack) -> App:
     server = await stack.enter_async_context(Server(config.server, services))
     if not config.receiver.enabled:
         return App(server, None)
-    shadows = ShadowFolder(config.shadow_folder)
-    stack.callback(shadows.close)
     channel = _channel(config, server)
     stack.push_async_callback(channel.close)
+    shadows = ShadowFolder(config.shadow_folder)
+    stack.callback(shadows.close)
     return App(server, Receiver(config.receiver, WeightClient(channel), shadows))
 
 

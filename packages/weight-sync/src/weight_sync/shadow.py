@@ -64,7 +64,8 @@ class ShadowFolder:
             shutil.rmtree(rest)
 
     def close(self) -> None:
-        """Let another receiver have the folder."""
+        """Delete the shadows, which engines have loaded by now, and free the folder."""
+        self.prune([])
         self._lock.close()
 
     def read_manifest(self, announced: AnnouncedVersion) -> Manifest:

@@ -225,6 +225,14 @@ def test_prunes_all_but_what_is_kept(store: FolderStore, shadows: ShadowFolder, 
     assert [path.exists() for path in made] == [False, False, True]
 
 
+def test_a_closed_folder_holds_nothing(
+    store: FolderStore, shadows: ShadowFolder, base: Path
+) -> None:
+    shadows.prepare(put(store), base)
+    shadows.close()
+    assert [path.name for path in shadows.root.iterdir()] == [".lock"]
+
+
 def test_a_restarted_receiver_clears_what_was_half_made(tmp_path: Path) -> None:
     (tmp_path / ".part-0000000001-abc-0").mkdir()
     (tmp_path / ".part-0000000001-abc-0" / "model.safetensors").touch()
