@@ -201,43 +201,68 @@ async def test_forged_records_are_called_tampering(folder_host: Any, make_shop: 
 
 # -- limits: the diff is to blame only if the reference keeps them --------------------------------
 
-LOOP = to("def add(a, b):\n    while True:\n        pass\n\n\ndouble = add\n")
+LATE = CommandResult(exit_code=137, stdout=b"", stderr=b"", timed_out=True)
+
+
+def plays(host: Any, *answers: CommandResult | None) -> None:
+    """Lets the next runs end like this; None really runs."""
+    left = list(answers)
+    host.answer = lambda argv: left.pop(0)
 
 
 async def test_a_timeout_counts_when_the_reference_keeps_the_limit_and_that_is_tried_once(
     folder_host: Any, make_shop: MakeShop
 ) -> None:
-    task = make_shop(cpu_s=1, reference=Reference(patch=to(FIXED)))
+    task = make_shop(reference=Reference(patch=to(FIXED)))
     tested = grader(folder_host)
-    first = await tested.grade(task, LOOP, attempt="a")
+    plays(folder_host, LATE, None, LATE)
+    first = await tested.grade(task, to(FIXED + "# slow\n"), attempt="a")
     assert (first.verdict, first.reason) == (Verdict.UNSOLVED, GradeReason.TIMEOUT)
     assert folder_host.created == 2
-    await tested.grade(task, LOOP, attempt="b")
+    await tested.grade(task, to(FIXED + "# slow\n"), attempt="b")
     assert folder_host.created == 3
 
 
 async def test_a_timeout_that_the_reference_shares_is_a_fault_of_the_task(
     folder_host: Any, make_shop: MakeShop
 ) -> None:
-    task = make_shop(cpu_s=1, reference=Reference(patch=LOOP))
+    task = make_shop(reference=Reference(patch=to(FIXED)))
+    plays(folder_host, LATE, LATE)
     with pytest.raises(FailedPrecondition) as caught:
-        await grade(folder_host, task, LOOP)
+        await grade(folder_host, task, to(FIXED))
     assert caught.value.metadata["fault_cause"] == "TASK"
     assert not caught.value.retryable
+
+
+async def test_a_reference_that_failed_for_once_is_tried_again_the_next_time(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    task = make_shop(reference=Reference(patch=to(FIXED)))
+    tested = grader(folder_host)
+    plays(folder_host, LATE, LATE, LATE, None)
+    with pytest.raises(FailedPrecondition):
+        await tested.grade(task, to(FIXED), attempt="a")
+    again = await tested.grade(task, to(FIXED), attempt="b")
+    assert again.reason is GradeReason.TIMEOUT
 
 
 async def test_without_a_reference_the_untouched_repositorys_passing_tests_decide(
     folder_host: Any, make_shop: MakeShop
 ) -> None:
-    task = make_shop(cpu_s=1)
-    assert (await grade(folder_host, task, LOOP)).reason is GradeReason.TIMEOUT
-    slow = make_shop(
-        cpu_s=1,
-        hidden="import shop\n\n\ndef test_add(): assert shop.add(1, 2) == 3\n\n\n"
-        "def test_double():\n    while True: pass\n",
-    )
+    plays(folder_host, LATE, None)
+    found = await grade(folder_host, make_shop(), to(FIXED))
+    assert found.reason is GradeReason.TIMEOUT
+    plays(folder_host, LATE, LATE)
     with pytest.raises(FailedPrecondition):
-        await grade(folder_host, slow, to(FIXED))
+        await grade(folder_host, make_shop(), to(FIXED))
+
+
+async def test_an_endless_loop_is_unsolved_with_the_reference_really_run(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    loop = to("def add(a, b):\n    while True:\n        pass\n\n\ndouble = add\n")
+    task = make_shop(cpu_s=1, reference=Reference(patch=to(FIXED)))
+    assert (await grade(folder_host, task, loop)).reason is GradeReason.TIMEOUT
 
 
 async def test_running_out_of_memory_is_judged_by_the_reference_too(

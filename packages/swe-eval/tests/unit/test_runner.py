@@ -92,11 +92,10 @@ async def test_a_repository_that_can_not_be_imported_fails_every_test(
     assert TestStatus.PASSED not in statuses(seen).values()
 
 
-@pytest.mark.parametrize("runner", RUNNERS)
 async def test_an_endless_loop_ends_by_its_processor_time(
-    folder_host: Any, make_shop: MakeShop, runner: TestRunner
+    folder_host: Any, make_shop: MakeShop
 ) -> None:
-    task = make_shop(runner=runner, cpu_s=1 if runner is TestRunner.FUNCTIONS else 3)
+    task = make_shop(cpu_s=1)
     seen = await observe(
         folder_host, task, "def add(a, b):\n    while True:\n        pass\n\n\ndouble = add\n"
     )
