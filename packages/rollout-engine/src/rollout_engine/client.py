@@ -1,16 +1,4 @@
-"""A consumer's side of `RunGroups`: assign groups, take finished ones, commit what became of them.
-
-async with asyncio.TaskGroup() as tasks:
-    consumer = GroupConsumer(channel, consumer_id="run-7", purpose=Purpose.TRAINING,
-                             incarnation=1)
-    connection = tasks.create_task(consumer.run())
-    await consumer.assign(Assignment(GroupKey("g-1", 0), task_id="t-1", attempts=8))
-    group = await consumer.next_finished()
-    await consumer.receive(group.cursor)
-    await consumer.commit(group.key, Decision.TRAINED, step=1)
-    await consumer.settled()
-    connection.cancel()
-"""
+"""A consumer's side of `RunGroups`: assign groups, take finished ones, commit decisions."""
 
 from __future__ import annotations
 
@@ -22,8 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
 import grpc
-import pydantic
-from service_kit.config import Config
 from service_kit.errors import Reason, ServiceError, Unavailable, service_error
 from service_kit.streams import with_idle_deadline
 from tailrace.rollout.v1 import rollout_service_pb2 as pb
@@ -31,6 +17,7 @@ from tailrace.rollout.v1 import rollout_service_pb2_grpc as pb_grpc
 
 from rollout_engine import wire
 from rollout_engine.assembly import GroupAssembly
+from rollout_engine.consumer_config import ConsumerConfig
 from rollout_engine.core.consumption import ConsumerBook, Standing
 from rollout_engine.core.retry import Backoff
 from rollout_engine.types import (
@@ -50,25 +37,6 @@ _FATAL = frozenset(
 )
 _PUT_OFF = frozenset({Reason.QUOTA_EXHAUSTED, Reason.DRAINING, Reason.UNAVAILABLE})
 _ALIVE = frozenset({pb.GROUP_STATE_RUNNING, pb.GROUP_STATE_FINISHED})
-
-
-class ConsumerConfig(Config):
-    """How a consumer keeps its stream."""
-
-    heartbeat_s: float = pydantic.Field(default=5.0, gt=0)
-    """Longest silence of this side."""
-
-    idle_s: float = pydantic.Field(default=30.0, gt=0)
-    """A stream on which the engine is silent for longer is given up and opened again."""
-
-    reconnect_initial_s: float = pydantic.Field(default=0.2, gt=0)
-    """Longest wait before the first reconnection; the real one is random below it."""
-
-    reconnect_max_s: float = pydantic.Field(default=5.0, gt=0)
-    """Longest wait before any reconnection."""
-
-    max_attempt_bytes: int = pydantic.Field(default=256 * 1024 * 1024, ge=1024)
-    """Largest serialised attempt that is taken in."""
 
 
 class GroupConsumer:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
 import pydantic
+from service_kit.channel import ChannelConfig
 from service_kit.config import Config
+from service_kit.server import ServerConfig
+from service_kit.telemetry import TelemetryConfig
 
 from rollout_engine.agents.bash import BashAgentConfig
+from rollout_engine.engines.fleet import FleetConfig
 from rollout_engine.wire import MAX_CHUNK_BYTES
 
 
@@ -65,8 +69,9 @@ class DeadlineConfig(Config):
     generate_s: float = pydantic.Field(default=1800.0, gt=0)
     """One generation, queueing and pauses for weight updates included."""
 
-    command_s: float = pydantic.Field(default=120.0, gt=0)
-    """One command of the policy. It is killed then and the policy is told; not a fault."""
+    command_s: float = pydantic.Field(default=60.0, gt=0)
+    """One command of the policy. It is killed then and the policy is told; not a fault. Up to 60 s
+    a command is one cheap call; above, it streams heartbeats."""
 
     grade_s: float = pydantic.Field(default=1800.0, gt=0)
     """One grading, queueing at the evaluator included."""
@@ -140,12 +145,75 @@ class WorkConfig(Config):
     """How attempts are made, whoever the peers are."""
 
     agent: BashAgentConfig = BashAgentConfig()
+    """The agent."""
+
     limits: LimitConfig = LimitConfig()
+    """What an attempt may use up."""
+
     concurrency: ConcurrencyConfig = ConcurrencyConfig()
+    """How much is done at once."""
+
     deadlines: DeadlineConfig = DeadlineConfig()
+    """How long each thing may take."""
+
     refills: RefillConfig = RefillConfig()
+    """How often faults are refilled."""
+
     consumers: ConsumersConfig = ConsumersConfig()
+    """Streams of consumers."""
+
     ledger: LedgerConfig = LedgerConfig()
+    """Where finished attempts are kept."""
+
+
+class NodeConfig(Config):
+    """How this node is announced to the WeightService."""
+
+    node_id: str = ""
+    """Empty: the ledger's id, which stays the same over restarts."""
+
+    host: str = ""
+    """Engines with the same host share one receiver of weights. Empty: this host's name."""
+
+    advertise: str = ""
+    """Where the trainer reaches this service. Empty: the address it is bound to."""
+
+    engine_kind: Literal["embedded", "sglang"] = "embedded"
+    """What the engines are: it decides how weights reach them."""
+
+    lease_s: float = pydantic.Field(default=15.0, gt=0)
+    """A node that does not renew for so long is forgotten; it renews at a third of it."""
+
+
+class RolloutConfig(WorkConfig):
+    """Everything `python -m rollout_engine serve` can be told."""
+
+    model: Path
+    """Model folder; its tokenizer.json, chat_template.jinja and generation_config.json are read."""
+
+    template_variables: dict[str, Any] = pydantic.Field(default_factory=dict)
+    """Variables for the chat template, such as `enable_thinking = false`."""
+
+    server: ServerConfig = ServerConfig(bind="127.0.0.1:7104")
+    """Where RolloutService is served."""
+
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Where spans and metrics go."""
+
+    sandbox: ChannelConfig = ChannelConfig(target="127.0.0.1:7101")
+    """The SandboxService."""
+
+    evaluation: ChannelConfig = ChannelConfig(target="127.0.0.1:7102")
+    """The EvalService: tasks and grading."""
+
+    weights: ChannelConfig | None = ChannelConfig(target="127.0.0.1:7103")
+    """The WeightService that this node registers with; None: it registers nowhere."""
+
+    engines: FleetConfig = FleetConfig()
+    """The engines of this node."""
+
+    node: NodeConfig = NodeConfig()
+    """How this node is announced."""
 
 
 __all__ = [
@@ -154,6 +222,8 @@ __all__ = [
     "DeadlineConfig",
     "LedgerConfig",
     "LimitConfig",
+    "NodeConfig",
     "RefillConfig",
+    "RolloutConfig",
     "WorkConfig",
 ]

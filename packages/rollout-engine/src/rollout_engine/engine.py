@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,7 @@ class RolloutEngine:
 
     Args:
         ledger: Open; the caller closes it after `run` has ended.
+        more_limiters: Figures of limiters that the peers have, for the status.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
         sleep: For tests.
@@ -52,6 +53,7 @@ class RolloutEngine:
         policy: PolicyEngine,
         template: ChatTemplate,
         agent: Agent,
+        more_limiters: Callable[[], Sequence[LimiterStatus]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
@@ -63,6 +65,7 @@ class RolloutEngine:
         engine_requests = Limiter("engine_requests", concurrency.engine_requests, clock)
         sandbox_starts = Limiter("sandbox_starts", concurrency.sandbox_starts, clock)
         graders = Limiter("graders", concurrency.graders, clock)
+        self._more_limiters = more_limiters
         self._limiters = (attempts, engine_requests, sandbox_starts, graders)
         turns = TurnTaker(
             policy=policy,
@@ -132,11 +135,11 @@ class RolloutEngine:
 
     def limiters(self) -> list[LimiterStatus]:
         """Give the figures of every limiter."""
-        return [limiter.status() for limiter in self._limiters]
+        return [*(limiter.status() for limiter in self._limiters), *self._more_limiters()]
 
-    async def run(self, started: asyncio.Event | None = None) -> None:
-        """Run groups until cancelled; serve only once `started` is set."""
-        await self.supervisor.run(started)
+    async def run(self) -> None:
+        """Run groups until cancelled. Streams that come before wait for it."""
+        await self.supervisor.run()
 
 
 __all__ = ["RolloutEngine"]

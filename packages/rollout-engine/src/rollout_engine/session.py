@@ -97,6 +97,7 @@ class Session:
 
         """
         hello = self._hello
+        await self._supervisor.ready.wait()
         found = await self._ledger.hello(
             self.consumer_id,
             PURPOSES.from_proto(hello.purpose),

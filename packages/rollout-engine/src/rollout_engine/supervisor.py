@@ -140,6 +140,8 @@ class Supervisor:
         self._ledger_well = asyncio.Event()
         self._ledger_well.set()
         self.ledger_trouble: LedgerError | None = None
+        self.ready = asyncio.Event()
+        """Set once `run` has taken up what the ledger remembers."""
         instruments = meter("rollout_engine")
         self._count_attempts = instruments.create_counter(
             "rollout.attempts", unit="{attempt}", description="Ended tries by outcome."
@@ -148,7 +150,7 @@ class Supervisor:
             "rollout.tokens", unit="{token}", description="Sampled tokens."
         )
 
-    async def run(self, started: asyncio.Event | None = None) -> None:
+    async def run(self) -> None:
         """Go on with what the ledger remembers, then run whatever is started; ends by cancellation.
 
         Cancelling it cancels every attempt: they are made again in the engine's next life.
@@ -157,8 +159,7 @@ class Supervisor:
             self._tasks = tasks
             for resumed in self._ledger.recovery.groups:
                 self.resume(resumed)
-            if started is not None:
-                started.set()
+            self.ready.set()
             await asyncio.Event().wait()
 
     def start(self, ref: GroupRef, assignment: Assignment, sequence: int) -> None:

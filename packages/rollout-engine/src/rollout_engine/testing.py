@@ -301,9 +301,7 @@ class MemoryEngine:
             template=template,
             agent=BashAgent(config.agent),
         )
-        started = asyncio.Event()
-        self._running = asyncio.create_task(self.engine.run(started))
-        await started.wait()
+        self._running = asyncio.create_task(self.engine.run())
         self._server = Server(
             ServerConfig(bind=self.bind, drain_grace_s=1.0), [self.engine.service]
         )

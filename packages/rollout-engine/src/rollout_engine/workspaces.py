@@ -59,6 +59,7 @@ class SandboxWorkspaces:
         patience: For a service that restarts or is full.
         start_timeout_s: Deadline of making one sandbox.
         destroy_timeout_s: Deadline of ending one.
+        life: Names this life of the engine; sandboxes of others are leftovers.
 
     """
 
@@ -70,8 +71,10 @@ class SandboxWorkspaces:
         patience: Patience,
         start_timeout_s: float,
         destroy_timeout_s: float,
+        life: str = "",
     ) -> None:
         self._client = client
+        self._life = life
         self._tasks = tasks
         self._patience = patience
         self._start_timeout_s = start_timeout_s
@@ -86,7 +89,8 @@ class SandboxWorkspaces:
 
     async def destroy_leftovers(self) -> int:
         """Destroy what an earlier life of this engine left behind; how many there were."""
-        leftovers = await self._client.list()
+        living = await self._patience.call(self._client.list, "ListSandboxes")
+        leftovers = [info for info in living if info.labels.get("life") != self._life]
         for info in leftovers:
             await self._client.destroy(info.sandbox_id)
         return len(leftovers)
@@ -106,7 +110,7 @@ class SandboxWorkspaces:
                     reference,
                     key=key,
                     limits=limits,
-                    labels={"task": task.task_id},
+                    labels={"task": task.task_id, "life": self._life},
                     timeout_s=self._start_timeout_s,
                 )
             except ServiceError as error:

@@ -195,7 +195,7 @@ async def test_every_attempt_and_turn_draws_with_a_seed_of_its_own(tmp_path: Pat
     [
         ("task", FaultStage.TASK, FaultCause.NETWORK),
         ("create", FaultStage.SANDBOX_START, FaultCause.NETWORK),
-        ("generate", FaultStage.GENERATE, FaultCause.NETWORK),
+        ("generate", FaultStage.GENERATE, FaultCause.ENGINE),
         ("run", FaultStage.COMMAND, FaultCause.NETWORK),
         ("diff", FaultStage.DIFF, FaultCause.NETWORK),
         ("grade", FaultStage.GRADE, FaultCause.NETWORK),

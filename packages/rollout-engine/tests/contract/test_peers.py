@@ -220,7 +220,10 @@ class FakeSandboxes(SandboxBase):  # type: ignore[misc]
     async def ListSandboxes(self, request: Any, context: Any) -> Any:
         assert request.owner == "engine"
         return sandbox_pb.ListSandboxesResponse(
-            sandboxes=[sandbox_pb.SandboxInfo(sandbox_id="old-1", owner="engine")]
+            sandboxes=[
+                sandbox_pb.SandboxInfo(sandbox_id="old", labels={"life": "1"}),
+                sandbox_pb.SandboxInfo(sandbox_id="mine", labels={"life": "2"}),
+            ]
         )
 
 
@@ -258,6 +261,7 @@ async def sandboxes(
             patience=patience(),
             start_timeout_s=10,
             destroy_timeout_s=10,
+            life="2",
         )
 
 
@@ -276,6 +280,7 @@ async def test_an_environment_is_put_once_and_a_sandbox_made_of_it() -> None:
     assert (fake.puts, environments.fetched) == (1, ["d1"])
     assert sorted(fake.destroyed) == ["k0", "k1", "k2", "k3"]
     request = fake.created["k0"]
+    assert dict(request.labels) == {"task": "t", "life": "2"}
     assert request.environment.workdir == "/app"
     assert dict(request.environment.env) == {"A": "b"}
     assert (request.limits.memory_bytes, request.limits.cpus) == (7, 2.0)
@@ -326,4 +331,4 @@ async def test_leftovers_of_an_earlier_life_are_destroyed() -> None:
     fake, environments = FakeSandboxes(), Environments()
     async with sandboxes(fake, environments) as workspaces:
         assert await workspaces.destroy_leftovers() == 1
-    assert fake.destroyed == ["old-1"]
+    assert fake.destroyed == ["old"]

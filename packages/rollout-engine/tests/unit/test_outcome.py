@@ -18,6 +18,7 @@ from service_kit.errors import Reason, service_error
         (service_error(Reason.INJECTED_FAULT, "x"), FaultStage.COMMAND, FaultCause.INJECTED),
         (service_error(Reason.SANDBOX_GONE, "x"), FaultStage.COMMAND, FaultCause.SANDBOX),
         (service_error(Reason.UNAVAILABLE, "x"), FaultStage.GRADE, FaultCause.NETWORK),
+        (service_error(Reason.UNAVAILABLE, "x"), FaultStage.GENERATE, FaultCause.ENGINE),
         (service_error(Reason.DEADLINE_EXCEEDED, "x"), FaultStage.GENERATE, FaultCause.DEADLINE),
         (service_error(Reason.QUOTA_EXHAUSTED, "x"), FaultStage.SANDBOX_START, FaultCause.QUOTA),
         (service_error(Reason.DISK_FULL, "x"), FaultStage.DIFF, FaultCause.DISK),

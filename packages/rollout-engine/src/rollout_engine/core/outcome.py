@@ -84,6 +84,8 @@ def _cause_of_service_error(error: ServiceError, stage: FaultStage) -> FaultCaus
     told = FaultCause.__members__.get(error.metadata.get("fault_cause", ""))
     if told is not None:
         return told
+    if stage is FaultStage.GENERATE and error.reason is Reason.UNAVAILABLE:
+        return FaultCause.ENGINE
     by_reason = _BY_REASON.get(error.reason)
     if by_reason is not None:
         return by_reason
