@@ -110,7 +110,7 @@ def build_filter(machine: str) -> bytes:
         (_RETURN, 0, 0, _ALLOW),
     ]
     families = len(_SOCKET_FAMILIES)
-    sockets = [(_JEQ, 0, families + 2, _SOCKET[column]), (_LOAD, 0, 0, _ARG0)]
+    sockets = [(_JEQ, 0, families + 3, _SOCKET[column]), (_LOAD, 0, 0, _ARG0)]
     sockets += [(_JEQ, families - at, 0, family) for at, family in enumerate(_SOCKET_FAMILIES)]
     sockets += [(_RETURN, 0, 0, _ERRNO | errno.EAFNOSUPPORT), (_RETURN, 0, 0, _ALLOW)]
     code = [*start, *flags, *sockets, *_search(_ranges(denied))]
