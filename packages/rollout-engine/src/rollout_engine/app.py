@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 from sandbox_client.client import SandboxClient
 from service_kit.channel import open_channel
 from service_kit.cli import run_until_signal
 from service_kit.errors import ServiceError, StartupError
 from service_kit.server import Server
-from service_kit.telemetry import setup_telemetry
 from tailrace.eval.v1 import eval_service_pb2
 
 from rollout_engine.agents.bash import BashAgent
@@ -32,24 +33,22 @@ logger = logging.getLogger(__name__)
 async def serve(config: RolloutConfig) -> None:
     """Serve until SIGTERM or SIGINT. What runs then is made again in the next life.
 
+    The command line sets telemetry up around it.
+
     Raises:
         StartupError: The model folder, the ledger's folder or the address cannot be used.
 
     """
-    telemetry = setup_telemetry(config.telemetry, "rollout-engine")
+    agent = BashAgent(config.agent)
+    template = ChatTemplate.from_folder(
+        config.model, variables=config.template_variables, tools=agent.tools
+    )
+    ledger = await _open_ledger(config)
     try:
-        agent = BashAgent(config.agent)
-        template = ChatTemplate.from_folder(
-            config.model, variables=config.template_variables, tools=agent.tools
-        )
-        ledger = await _open_ledger(config)
-        try:
-            async with AsyncExitStack() as stack:
-                await _serve(config, agent, template, ledger, stack)
-        finally:
-            await ledger.close()
+        async with AsyncExitStack() as stack:
+            await _serve(config, agent, template, ledger, stack)
     finally:
-        telemetry.shutdown()
+        await ledger.close()
 
 
 async def _serve(
@@ -91,6 +90,7 @@ async def _serve(
         policy=fleet,
         template=template,
         agent=agent,
+        model_context_tokens=model_context_tokens(config.model),
         more_limiters=fleet.limiters,
     )
     server = Server(config.server, [engine.service])
@@ -116,6 +116,25 @@ async def _serve(
     await run_until_signal(server, background)
 
 
+def model_context_tokens(folder: Path) -> int:
+    """Read the longest context that a model takes; 0 if its config.json does not say.
+
+    Raises:
+        StartupError: The file is no JSON.
+
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        return 0
+    try:
+        config = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise StartupError(f"{path} is not JSON: {error}") from error
+    # Models of several modalities keep it with the text's part.
+    text = config.get("text_config", config)
+    return int(text.get("max_position_embeddings", 0))
+
+
 async def _open_ledger(config: RolloutConfig) -> Ledger:
     try:
         return await Ledger.open(
@@ -139,4 +158,4 @@ async def _destroy_leftovers(workspaces: SandboxWorkspaces) -> None:
             logger.info("destroyed %d sandboxes of an earlier life", count)
 
 
-__all__ = ["serve"]
+__all__ = ["model_context_tokens", "serve"]

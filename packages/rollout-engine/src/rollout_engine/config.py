@@ -29,7 +29,8 @@ class LimitConfig(Config):
     """Tokens sampled in all turns together."""
 
     context_tokens: int = pydantic.Field(default=65536, ge=1)
-    """Length of prompt and everything appended to it. Not above what the engines can hold."""
+    """Length of prompt and everything appended to it. The model's own limit (config.json) applies
+    if it is lower; where the engines hold less than that, say so here."""
 
     command_time_s: float = pydantic.Field(default=1800.0, gt=0)
     """Summed run time of the attempt's own commands."""
@@ -189,7 +190,8 @@ class RolloutConfig(WorkConfig):
     """Everything `python -m rollout_engine serve` can be told."""
 
     model: Path
-    """Model folder; its tokenizer.json, chat_template.jinja and generation_config.json are read."""
+    """Model folder; its tokenizer.json, chat_template.jinja, generation_config.json and config.json
+    are read, its weights are not."""
 
     template_variables: dict[str, Any] = pydantic.Field(default_factory=dict)
     """Variables for the chat template, such as `enable_thinking = false`."""

@@ -35,6 +35,7 @@ class RolloutEngine:
 
     Args:
         ledger: Open; the caller closes it after `run` has ended.
+        model_context_tokens: Longest context that the model takes; 0: unknown.
         more_limiters: Figures of limiters that the peers have, for the status.
         clock: Monotonic seconds.
         wall_clock: Unix seconds.
@@ -53,6 +54,7 @@ class RolloutEngine:
         policy: PolicyEngine,
         template: ChatTemplate,
         agent: Agent,
+        model_context_tokens: int = 0,
         more_limiters: Callable[[], Sequence[LimiterStatus]] = tuple,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
@@ -105,6 +107,7 @@ class RolloutEngine:
                 ),
                 refill=RefillPolicy(refills.per_attempt, refills.per_group),
                 refill_backoff=Backoff(refills.backoff_initial_s, 2.0, refills.backoff_max_s),
+                model_context_tokens=model_context_tokens,
             ),
             attempts=attempts,
             clock=clock,

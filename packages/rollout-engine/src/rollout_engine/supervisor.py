@@ -49,6 +49,7 @@ class SupervisorSettings:
 
     Attributes:
         limits: Defaults for limits that an assignment leaves open.
+        model_context_tokens: Longest context that the model takes; 0: unknown.
         refill: How often faults are refilled.
         refill_backoff: Waits before a refill.
     """
@@ -56,6 +57,7 @@ class SupervisorSettings:
     limits: AttemptLimits
     refill: RefillPolicy
     refill_backoff: Backoff
+    model_context_tokens: int = 0
 
 
 class Signal:
@@ -214,7 +216,8 @@ class Supervisor:
     ) -> None:
         if self._tasks is None:
             raise RuntimeError("the supervisor does not run")
-        limits = with_defaults(assignment.limits, self._settings.limits)
+        settings = self._settings
+        limits = with_defaults(assignment.limits, settings.limits, settings.model_context_tokens)
         group = _Group(ref, assignment, limits, sequence, state)
         self._groups[ref] = group
         group.task = self._tasks.create_task(self._run_group(group), name=f"group {ref}")

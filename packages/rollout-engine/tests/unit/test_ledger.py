@@ -315,7 +315,10 @@ async def test_array_files_go_once_everything_in_them_is_committed(tmp_path: Pat
     assert len(list((tmp_path / "arrays").iterdir())) >= 3
     for group in groups:
         await ledger.commit(group, Decision.TRAINED, 1)
-    assert len(list((tmp_path / "arrays").iterdir())) == 1
+    assert [path.stat().st_size for path in (tmp_path / "arrays").iterdir()] == [0]
+    await accept(ledger, ref("after"))
+    await finish(ledger, ref("after"))
+    assert await deliveries(ledger) == ["after"]
     await ledger.close()
 
 

@@ -80,6 +80,12 @@ def test_unset_limits_come_from_the_engines_defaults() -> None:
     assert with_defaults(AttemptLimits(command_time_s=1.5), LIMITS).command_time_s == 1.5
 
 
+def test_the_context_never_exceeds_what_the_model_takes() -> None:
+    assert with_defaults(AttemptLimits(), LIMITS, 64).context_tokens == 64
+    assert with_defaults(AttemptLimits(context_tokens=500), LIMITS, 64).context_tokens == 64
+    assert with_defaults(AttemptLimits(context_tokens=20), LIMITS, 64).context_tokens == 20
+
+
 def test_the_policy_can_be_told_what_it_has_left() -> None:
     usage = Usage(turns=2, sampled_tokens=20, context_tokens=40, command_time_s=12.6)
     assert remaining_text(LIMITS, usage) == "1 turn, 5 tokens and 7 s of command time left"

@@ -175,3 +175,20 @@ def test_a_model_folder_without_a_file_is_named(tmp_path: Path, missing: str) ->
         byte_tokenizer().save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(TemplateError, match=missing):
         ChatTemplate.from_folder(tmp_path)
+
+
+def test_the_miniatures_folder_gives_its_conversation() -> None:
+    template = ChatTemplate.from_folder(TEMPLATES / "miniature")
+    command = "grep -rn -A3 'def add_bedo'"
+    rendered = template.conversation(
+        [Message("user", "add_bedo(1, 2) gives 3, expected 4")],
+        [(command, [Message("user", "shop.py:5:def add_bedo(a, b):")]), ("submit", ())],
+    )
+    tokenizer = Tokenizer.from_file(str(TEMPLATES / "miniature" / "tokenizer.json"))
+    assert tokenizer.decode(rendered.token_ids.tolist(), skip_special_tokens=False) == (
+        "<|user|>add_bedo(1, 2) gives 3, expected 4<|end|>"
+        f"<|assistant|>{command}<|end|><|tool|>shop.py:5:def add_bedo(a, b):<|end|>"
+        "<|assistant|>submit<|end|>"
+    )
+    assert template.text(template.assistant(command)) == command
+    assert template.stop_token_ids == (tokenizer.token_to_id("<|end|>"),)

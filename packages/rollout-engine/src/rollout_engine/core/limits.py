@@ -45,13 +45,26 @@ class Usage:
         return replace(self, command_time_s=self.command_time_s + max(0.0, run_time_s))
 
 
-def with_defaults(limits: AttemptLimits, defaults: AttemptLimits) -> AttemptLimits:
-    """Fill every limit that is 0 from the defaults."""
+def with_defaults(
+    limits: AttemptLimits, defaults: AttemptLimits, model_context_tokens: int = 0
+) -> AttemptLimits:
+    """Fill every limit that is 0 from the defaults, and keep the context within the model's.
+
+    Args:
+        limits: Of an assignment.
+        defaults: Of the engine.
+        model_context_tokens: Longest context that the model takes; 0: unknown.
+
+    """
+    context_tokens = limits.context_tokens or defaults.context_tokens
+    if model_context_tokens:
+        # Else an engine refuses the request, and the policy's own doing looks like a fault.
+        context_tokens = min(context_tokens, model_context_tokens)
     return AttemptLimits(
         turns=limits.turns or defaults.turns,
         turn_tokens=limits.turn_tokens or defaults.turn_tokens,
         total_tokens=limits.total_tokens or defaults.total_tokens,
-        context_tokens=limits.context_tokens or defaults.context_tokens,
+        context_tokens=context_tokens,
         command_time_s=limits.command_time_s or defaults.command_time_s,
         repeated_actions=limits.repeated_actions or defaults.repeated_actions,
     )

@@ -159,8 +159,11 @@ class ArrayFiles:
         return payload
 
     def delete(self, number: int) -> None:
-        """Remove a file of which nothing is needed any more; the active one stays."""
-        if number != self._number:
+        """Remove a file of which nothing is needed any more; the active one is emptied."""
+        if number == self._number:
+            os.ftruncate(self._descriptor, 0)
+            self._end = 0
+        else:
             self._path(number).unlink(missing_ok=True)
 
     def close(self) -> None:

@@ -323,7 +323,7 @@ class Ledger:
 
     def _delete_empty(self, files: Collection[int]) -> None:
         for number in files:
-            if number != self._arrays.active and not self._database.has_records(number):
+            if not self._database.has_records(number):
                 self._arrays.delete(number)
 
 
