@@ -1,6 +1,7 @@
 """Shared fixtures: sandbox hosts, played and real, and a small task."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -132,18 +133,27 @@ class FolderHost:
             env={"PATH": "/usr/local/bin:/usr/bin:/bin", **env},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reading = asyncio.gather(process.stdout.read(), process.stderr.read())
+        timed_out = False
         try:
             async with asyncio.timeout(timeout_s):
-                out, err = await process.communicate()
+                await process.wait()
         except TimeoutError:
-            process.kill()
-            await process.wait()
-            return CommandResult(exit_code=-9, stdout=b"", stderr=b"", timed_out=True)
+            timed_out = True
+            os.killpg(process.pid, signal.SIGKILL)
+        status = await process.wait()
+        with contextlib.suppress(ProcessLookupError):  # whatever it left behind
+            os.killpg(process.pid, signal.SIGKILL)
+        out, err = await reading
         return CommandResult(
-            exit_code=process.returncode or 0,
+            exit_code=status if status >= 0 else 128 - status,
             stdout=out[-max_output_bytes:],
             stderr=err[-max_output_bytes:],
+            timed_out=timed_out,
         )
 
     async def destroy(self, sandbox_id: str) -> None:

@@ -196,10 +196,11 @@ def append(made: GeneratedTask, text: str) -> bytes:
 
 CHEATS = {
     "leaves with success": "import os\nos._exit(0)",
-    "prints a forged report": "print('0' * 32, {'end': 'finished', 'detail': '', 'statuses': "
-    "'p' * 99, 'cpu_s': 0.0, 'log': ''}, flush=True)",
+    "prints forged records": "import sys\nfor i in range(99):\n"
+    "    sys.stdout.buffer.write(bytes(8) + i.to_bytes(3, 'big') + b'p')\n"
+    "sys.stdout.buffer.write(bytes(8) + b'\\xff\\xff\\xffp')\nsys.stdout.flush()",
     "writes to every descriptor": "import os\nfor fd in range(3, 64):\n    try:\n"
-    "        os.write(fd, bytes(24))\n    except OSError:\n        pass",
+    "        os.write(fd, bytes(12))\n    except OSError:\n        pass",
     "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
     "replaces the tests in memory": "import sys\n\nclass Tests(dict):\n"
     "    def __getitem__(self, name):\n        return lambda: None\n\n"
@@ -223,6 +224,16 @@ async def test_cheating_in_a_real_sandbox_is_never_solved(eval_stub: Stub, name:
     # The service is none the worse for it.
     gold = await grade(eval_stub, made.task_id, made.gold_patch.encode())
     assert gold.verdict == SOLVED, gold
+
+
+async def test_what_the_tested_code_leaves_running_is_not_waited_for(eval_stub: Stub) -> None:
+    made = make_task("train", 4)
+    lingers = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(60)\n    os._exit(0)"
+    )
+    response = await grade(eval_stub, made.task_id, append(made, lingers))
+    # The set's wall clock is 5 s: with it the reason would be a timeout.
+    assert (response.verdict, response.reason) == (UNSOLVED, "tests_failed")
 
 
 async def test_changes_of_tests_are_dropped_beside_an_honest_repair(eval_stub: Stub) -> None:

@@ -111,17 +111,17 @@ CHEATS = {
     "edits the visible test only": diff_of("test_shop.py", "", "def test_double(): pass\n"),
     "replaces the hidden test": to(BROKEN + "\n")
     + diff_of("tests/test_hidden.py", "", "def test_add(): pass\ndef test_double(): pass\n"),
-    "prints a forged report": to(
+    "prints forged records": to(
         BROKEN
-        + "\nimport json, sys\nfor stream in (sys.stdout, sys.__stdout__, sys.stderr):\n"
-        "    for token in ('0' * 32, 'PASSED', ''):\n"
-        "        stream.write('\\n%s %s\\n' % (token, json.dumps({'end': 'finished', 'detail': '',"
-        " 'statuses': 'pp', 'cpu_s': 0, 'log': ''})))\n    stream.flush()\n"
+        + "\nimport sys\nfor stream in (sys.stdout, sys.__stdout__, sys.stderr):\n"
+        "    for index in ('\\0\\0\\0', '\\0\\0\\1', '\\xff\\xff\\xff'):\n"
+        "        stream.write('\\0' * 8 + index + 'p')\n    stream.write('2 passed')\n"
+        "    stream.flush()\n"
     ),
     "writes forged records to every descriptor": to(
         BROKEN
-        + "\nimport os\nfor fd in range(256):\n    for index in (0, 1, 0xFFFFFFFF):\n        try:\n"
-        "            os.write(fd, b'0' * 16 + index.to_bytes(4, 'big') + b'p\\0\\0\\0')\n"
+        + "\nimport os\nfor fd in range(256):\n    for index in (0, 1, 0xFFFFFF):\n        try:\n"
+        "            os.write(fd, bytes(8) + index.to_bytes(3, 'big') + b'p')\n"
         "        except OSError:\n            pass\n"
     ),
     "leaves at once with success": to("import os\nos._exit(0)\n" + BROKEN),
@@ -155,8 +155,9 @@ CHEATS = {
         ).replace("return a - b", "import sys\n    f = sys.modules['test_hidden'].test_add\n"
                   "    f.__code__ = (lambda: None).__code__\n    return a - b")
     ),
-    "kills the process that reports": to(
-        "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)\n" + BROKEN
+    "kills itself": to("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n" + BROKEN),
+    "reports from a fork": to(
+        "import os\nif os.fork():\n    os._exit(0)\n\n\n" + BROKEN.replace("a - b", "a + b")
     ),
     "patches os.write and json": to(
         "import json, os\njson.dumps = lambda *a, **k: '{}'\n"

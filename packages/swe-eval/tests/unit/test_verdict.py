@@ -48,11 +48,10 @@ def test_a_failing_test_that_is_not_required_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("end", "reason", "needs_reference"),
     [
-        (RunEnd.ABORTED, GradeReason.TESTS_ABORTED, False),
+        (RunEnd.ABORTED, GradeReason.TESTS_ABORTED, True),
         (RunEnd.TAMPERED, GradeReason.RESULT_TAMPERED, False),
         (RunEnd.TIMEOUT, GradeReason.TIMEOUT, True),
         (RunEnd.OUT_OF_MEMORY, GradeReason.OUT_OF_MEMORY, True),
-        (RunEnd.NO_RESULT, GradeReason.NO_RESULT, True),
     ],
 )
 def test_a_run_that_did_not_finish_is_never_solved(

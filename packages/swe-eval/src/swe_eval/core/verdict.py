@@ -45,10 +45,9 @@ class GradeReason(StrEnum):
     TESTS_MISSING = "tests_missing"
     """A required test did not run or was skipped, and none failed."""
     TESTS_ABORTED = "tests_aborted"
-    """The process under test ended before the tests did."""
+    """The process under test ended before the tests did, as it does not with the reference."""
     RESULT_TAMPERED = "result_tampered"
-    NO_RESULT = "no_result"
-    """The runner was killed or its result lost, though it is not with the reference solution."""
+    """Something wrote to the channel of the results."""
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
     REWARD_BELOW_ONE = "reward_below_one"
@@ -65,7 +64,6 @@ class RunEnd(StrEnum):
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
     TAMPERED = "tampered"
-    NO_RESULT = "no_result"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,11 +90,7 @@ class Judgement:
 _ENDINGS_TO_CHECK = {
     RunEnd.TIMEOUT: GradeReason.TIMEOUT,
     RunEnd.OUT_OF_MEMORY: GradeReason.OUT_OF_MEMORY,
-    RunEnd.NO_RESULT: GradeReason.NO_RESULT,
-}
-_ENDINGS_BY_POLICY = {
     RunEnd.ABORTED: GradeReason.TESTS_ABORTED,
-    RunEnd.TAMPERED: GradeReason.RESULT_TAMPERED,
 }
 
 
@@ -129,8 +123,8 @@ def judge(*, required: Sequence[str], statuses: Mapping[str, TestStatus], end: R
             tests=tests,
             needs_reference=True,
         )
-    if end in _ENDINGS_BY_POLICY:
-        return Judgement(verdict=Verdict.UNSOLVED, reason=_ENDINGS_BY_POLICY[end], tests=tests)
+    if end is RunEnd.TAMPERED:
+        return Judgement(verdict=Verdict.UNSOLVED, reason=GradeReason.RESULT_TAMPERED, tests=tests)
     found = {test.status for test in tests if test.required}
     if found == {TestStatus.PASSED}:
         return Judgement(verdict=Verdict.SOLVED, reason=GradeReason.NONE, tests=tests)

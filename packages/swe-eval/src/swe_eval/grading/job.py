@@ -1,15 +1,15 @@
-"""The files that a grading run uploads, and the reading of its signed report."""
+"""The files that a grading run uploads, and the reading of its sealed records."""
 
-import ast
 import functools
 import importlib.resources
 import marshal
+import signal
 import sys
 from dataclasses import dataclass
-from typing import Any
 
 from swe_eval.core.verdict import RunEnd, TestStatus
 from swe_eval.grading.host import CommandResult
+from swe_eval.grading.runner import DONE
 from swe_eval.tasks.task import FileTree, TestGrader, TreeFile
 
 # Compiling the runner would cost several milliseconds in each sandbox, so code compiled here goes
@@ -28,19 +28,20 @@ exec(code, scope)
 scope["main"](f"{folder}/job")
 """
 BOOT_FILE = "boot.py"
+SEAL_BYTES = 8
+MAX_TESTS = 20_000
+"""Most tests whose records fit into the bounded output of one command."""
+REPORT_BYTES = 256 * 1024
+"""Output of the command to keep; holds the records of `MAX_TESTS` tests."""
 
+_RECORD_BYTES = SEAL_BYTES + 4
+# A version that every interpreter from 3.4 on reads.
+_MARSHAL_VERSION = 4
 _STATUSES = {
-    "p": TestStatus.PASSED,
-    "f": TestStatus.FAILED,
-    "e": TestStatus.ERROR,
-    "s": TestStatus.SKIPPED,
-    "-": TestStatus.MISSING,
-}
-_ENDS = {
-    "finished": RunEnd.FINISHED,
-    "aborted": RunEnd.ABORTED,
-    "timeout": RunEnd.TIMEOUT,
-    "tampered": RunEnd.TAMPERED,
+    ord("p"): TestStatus.PASSED,
+    ord("f"): TestStatus.FAILED,
+    ord("e"): TestStatus.ERROR,
+    ord("s"): TestStatus.SKIPPED,
 }
 
 
@@ -51,35 +52,20 @@ class RunReport:
     end: RunEnd
     detail: str = ""
     statuses: dict[str, TestStatus]
-    cpu_s: float = 0.0
     log: str = ""
 
 
-def job_files(
-    grader: TestGrader, tests: tuple[str, ...], *, token: str, workdir: str, log_bytes: int
-) -> FileTree:
-    """The files of one run, for a folder that only this run knows."""
-    limits = {
-        "token": token,
-        "tests": len(tests),
-        "wall_s": grader.wall_s,
-        "cpu_s": grader.cpu_s,
-        "log_bytes": log_bytes,
-    }
+def job_files(grader: TestGrader, tests: tuple[str, ...], *, seal: bytes, workdir: str) -> FileTree:
+    """The files of one run, for a folder of its own."""
     job = {
+        "seal": seal,
         "workdir": workdir,
         "mode": grader.runner.value,
         "files": dict(grader.files),
         "tests": list(tests),
         "cpu_s": grader.cpu_s,
     }
-    packed = _marshalled(limits) + _marshalled(_marshalled(job))
-    return {**_runner_files(), "job": TreeFile(packed)}
-
-
-def _marshalled(value: Any) -> bytes:
-    # A version that every interpreter from 3.4 on reads.
-    return marshal.dumps(value, 4)
+    return {**_runner_files(), "job": TreeFile(marshal.dumps(job, _MARSHAL_VERSION))}
 
 
 @functools.cache
@@ -94,39 +80,44 @@ def _runner_files() -> dict[str, TreeFile]:
     }
 
 
-def read_report(result: CommandResult, tests: tuple[str, ...], *, token: str) -> RunReport:
-    """Finds the signed report in a command's output. Lines without the token are nobody's word."""
-    for line in reversed(result.stdout.splitlines()):
-        signature, _, body = line.partition(b" ")
-        if signature == token.encode():
-            report = ast.literal_eval(body.decode("utf-8", "replace"))
-            return _from_body(report, tests, result.out_of_memory)
+def read_report(result: CommandResult, tests: tuple[str, ...], *, seal: bytes) -> RunReport:
+    """Reads the records, and how the process ended, which counts unless the last record came."""
     log = result.stderr.decode("utf-8", "replace")
+    statuses: dict[str, TestStatus] = {}
+    try:
+        done = _read_records(result.stdout, tests, seal, statuses)
+    except ValueError as error:
+        return RunReport(end=RunEnd.TAMPERED, detail=str(error), statuses={}, log=log)
+    end, detail = (RunEnd.FINISHED, "") if done else _why_unfinished(result)
+    return RunReport(end=end, detail=detail, statuses=statuses, log=log)
+
+
+def _read_records(
+    stdout: bytes, tests: tuple[str, ...], seal: bytes, statuses: dict[str, TestStatus]
+) -> bool:
+    """Returns whether the last record came; raises ValueError for what the runner never writes."""
+    done = False
+    for start in range(0, len(stdout), _RECORD_BYTES):
+        record = stdout[start : start + _RECORD_BYTES]
+        if len(record) != _RECORD_BYTES or record[:SEAL_BYTES] != seal or done:
+            raise ValueError("a record without the seal, or after the last one")
+        index = int.from_bytes(record[SEAL_BYTES:-1], "big")
+        if index == DONE:
+            done = True
+        elif index >= len(tests) or tests[index] in statuses or record[-1] not in _STATUSES:
+            raise ValueError("an impossible or second result of a test")
+        else:
+            statuses[tests[index]] = _STATUSES[record[-1]]
+    return done
+
+
+def _why_unfinished(result: CommandResult) -> tuple[RunEnd, str]:
     if result.timed_out:
-        end = RunEnd.TIMEOUT
-    elif result.out_of_memory:
-        end = RunEnd.OUT_OF_MEMORY
-    else:
-        end = RunEnd.NO_RESULT
-    detail = f"the runner ended with exit code {result.exit_code} and without a report"
-    return RunReport(end=end, detail=detail, statuses={}, log=log)
-
-
-def _from_body(body: dict[str, object], tests: tuple[str, ...], out_of_memory: bool) -> RunReport:
-    end = _ENDS.get(str(body["end"]), RunEnd.ABORTED)
-    # The kernel kills with signal 9 when memory runs out; so may the tested code itself. Either way
+        return RunEnd.TIMEOUT, "the wall clock ran out"
+    if result.exit_code == 128 + signal.SIGXCPU:
+        return RunEnd.TIMEOUT, "the processor time ran out"
+    # The kernel kills with signal 9 when memory runs out. So may the tested code itself: either way
     # the reference decides whether the limits are to blame.
-    if body["end"] == "killed" and (out_of_memory or body["detail"] == "signal 9"):
-        end = RunEnd.OUT_OF_MEMORY
-    letters = str(body["statuses"])
-    return RunReport(
-        end=end,
-        detail=str(body["detail"]),
-        statuses={
-            name: _STATUSES[letter]
-            for name, letter in zip(tests, letters, strict=True)
-            if letter != "-"
-        },
-        cpu_s=float(str(body["cpu_s"])),
-        log=str(body["log"]),
-    )
+    if result.out_of_memory or result.exit_code == 128 + signal.SIGKILL:
+        return RunEnd.OUT_OF_MEMORY, "the process was killed"
+    return RunEnd.ABORTED, f"exit code {result.exit_code} before the tests were done"

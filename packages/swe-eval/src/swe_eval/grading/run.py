@@ -49,7 +49,7 @@ class Grader:
         host: Where sandboxes come from.
         config: Limits and deadlines.
         clock: Seconds of a monotonic clock.
-        new_token: Makes secrets that the tested code must not guess.
+        new_secret: Makes secrets of so many bytes, which the tested code must not guess.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class Grader:
         config: GradingConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        new_token: Callable[[], str] = lambda: secrets.token_hex(16),
+        new_secret: Callable[[int], bytes] = secrets.token_bytes,
     ) -> None:
         self._host = host
         self._config = config
         self._clock = clock
         self._trial = Trial(
-            host=host, python=config.python, log_bytes=config.log_bytes, new_token=new_token
+            host=host, python=config.python, log_bytes=config.log_bytes, new_secret=new_secret
         )
         self._sound: set[str] = set()
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 
 from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
 from swe_eval.grading.host import CommandResult, SandboxHost
-from swe_eval.grading.job import BOOT_FILE, job_files, read_report
+from swe_eval.grading.job import (
+    BOOT_FILE,
+    REPORT_BYTES,
+    SEAL_BYTES,
+    job_files,
+    read_report,
+)
 from swe_eval.tasks.task import FileTree, Reference, ScriptGrader, Task, TestGrader, TreeFile
 
-_REPORT_BYTES = 256 * 1024
 _REWARD_BYTES = 4096
-# The runner ends by itself after the tests' own time; this is for the machine to be slow about it.
-_GRACE_S = 5.0
 _READ_S = 30.0
 # $0 is the script.
 _RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'
@@ -38,13 +41,13 @@ class Trial:
         host: The sandbox service.
         python: Interpreter inside the sandbox.
         log_bytes: How much of the tests' output to keep.
-        new_token: Makes secrets.
+        new_secret: Makes secrets of so many bytes.
     """
 
     host: SandboxHost
     python: str
     log_bytes: int
-    new_token: Callable[[], str] = lambda: secrets.token_hex(16)
+    new_secret: Callable[[int], bytes] = secrets.token_bytes
 
     async def run(
         self, task: Task, sandbox_id: str, *, required: tuple[str, ...] | None = None
@@ -67,19 +70,18 @@ class Trial:
     async def _run_tests(
         self, task: Task, grader: TestGrader, tests: tuple[str, ...], sandbox_id: str
     ) -> Observation:
-        token = self.new_token()
-        workdir = task.environment.workdir
-        folder = f"/tmp/{self.new_token()}"  # noqa: S108 -- inside the sandbox
-        files = job_files(grader, tests, token=token, workdir=workdir, log_bytes=self.log_bytes)
+        seal = self.new_secret(SEAL_BYTES)
+        folder = f"/tmp/{self.new_secret(8).hex()}"  # noqa: S108 -- inside the sandbox
+        files = job_files(grader, tests, seal=seal, workdir=task.environment.workdir)
         await self.host.write_files(sandbox_id, folder, files)
         result = await self.host.run(
             sandbox_id,
             [self.python, f"{folder}/{BOOT_FILE}", folder],
             env={},
-            timeout_s=grader.wall_s + _GRACE_S,
-            max_output_bytes=_REPORT_BYTES,
+            timeout_s=grader.wall_s,
+            max_output_bytes=REPORT_BYTES,
         )
-        report = read_report(result, tests, token=token)
+        report = read_report(result, tests, seal=seal)
         return Observation(
             judgement=judge(required=tests, statuses=report.statuses, end=report.end),
             detail=report.detail,
