@@ -100,6 +100,7 @@ class Fleet:
         self._waiters: dict[int, asyncio.Future[str]] = {}
         self._own_in_flight = dict.fromkeys(self._clients, 0)
         self._labels = dict.fromkeys(self._clients, "")
+        self._checks = dict.fromkeys(self._clients, 0)
         self._loads: dict[str, EngineLoad] = {}
         self._expected = 0
         self._watched_versions = 0
@@ -202,6 +203,10 @@ class Fleet:
         """The queue before each engine, and that of requests which no engine can serve now."""
         return self._router.limiters(self._clock())
 
+    def checks_of(self, url: str) -> int:
+        """How often an engine has been looked at."""
+        return self._checks[url]
+
     async def _slot(
         self, ticket: int, request: GenerateRequest, demand: Demand, deadline_s: float
     ) -> str:
@@ -294,6 +299,7 @@ class Fleet:
                 await asyncio.sleep(min(pause_s, _POLL_S))
                 continue
             await self._check(url)
+            self._checks[url] += 1
             self._changed.set()
 
     async def _check(self, url: str) -> None:

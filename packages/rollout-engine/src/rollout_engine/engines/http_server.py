@@ -63,7 +63,7 @@ async def running(
         app: The application.
         sock: From `listen`; closed at the end.
         background: Run beside it; if one ends with an error, so does the body.
-        grace_s: How long requests in flight may go on at the end, seconds.
+        grace_s: How long requests in flight may go on at the end, seconds; at least 1.
 
     Yields:
         An event that is set when the server stops by itself.
@@ -74,7 +74,7 @@ async def running(
         access_log=False,
         lifespan="off",
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=max(1, round(grace_s)) if grace_s > 0 else 0,
+        timeout_graceful_shutdown=max(1, round(grace_s)),
     )
     server = _Server(config)
     stopped = asyncio.Event()
@@ -96,6 +96,11 @@ async def running(
                 await asyncio.shield(serving)
                 for task in others:
                     task.cancel()
+    except BaseExceptionGroup as group:
+        # The body's own error, as if there were no tasks beside it.
+        if len(group.exceptions) == 1:
+            raise group.exceptions[0] from None
+        raise
     finally:
         sock.close()
 

@@ -304,8 +304,9 @@ def _fault(fault: Fault) -> Finish:
         raise _Disconnected
     if fault is Fault.GARBAGE:
         raise _Garbled
-    status = 503 if fault is Fault.BUSY else 500
-    return Finish(FinishKind.ABORT, message=f"scripted fault: {fault}", status_code=status)
+    if fault is Fault.BUSY:
+        return Finish(FinishKind.ABORT, message="The request queue is full.", status_code=503)
+    return Finish(FinishKind.ABORT, message="scripted fault", status_code=500)
 
 
 def _part(done: Generation, count: int) -> Generation:

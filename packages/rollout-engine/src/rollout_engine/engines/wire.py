@@ -25,6 +25,12 @@ from rollout_engine.engines.types import (
 Json = dict[str, Any]
 
 _SAMPLING_KEYS = frozenset(SamplingParams.__dataclass_fields__)
+_SAMPLING_KINDS: dict[str, tuple[type, ...]] = {
+    "temperature": (int, float),
+    "top_p": (int, float),
+    "min_p": (int, float),
+    "ignore_eos": (bool,),
+}
 # Switches that change nothing that we return, or whose value here is the default.
 _IDLE_SAMPLING = {
     "skip_special_tokens": None,
@@ -131,6 +137,11 @@ def _sampling(values: Json) -> SamplingParams:
     if known.get("top_k") == 0 or known.get("top_k", -1) >= _UNLIMITED:
         known["top_k"] = -1
     stops = known.pop("stop_token_ids", ())
+    for key, value in known.items():
+        kinds = _SAMPLING_KINDS.get(key, (int,))
+        if not isinstance(value, kinds) or isinstance(value, bool) != (kinds == (bool,)):
+            kind = kinds[-1].__name__
+            raise InvalidRequest(f"sampling_params.{key} must be of type {kind}, found {value!r}.")
     try:
         return SamplingParams(stop_token_ids=_stops(stops), **known)
     except (TypeError, ValueError) as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from service_kit.config import Config
 
 
@@ -56,6 +57,20 @@ class CpuEngineConfig(Config):
 
     drain_grace_s: float = Field(default=10.0, ge=0)
     """On SIGTERM, how long requests in flight may go on."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, host: str) -> str:
+        try:
+            loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            loopback = False
+        if not loopback:
+            raise ValueError(
+                f"must be a loopback address, found {host!r}: the API has no authentication. To "
+                "serve other hosts put a proxy with TLS and a token before it"
+            )
+        return host
 
 
 __all__ = ["CpuEngineConfig"]
