@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import pydantic
 from service_kit.channel import ChannelConfig
-from service_kit.config import Config, ConfigError, load_config
+from service_kit.config import Config
 from service_kit.server import ServerConfig
 from service_kit.telemetry import TelemetryConfig
 
@@ -19,7 +18,6 @@ from grpo_trainer.core.objective import (
     CorrectionWeight,
     RatioKind,
 )
-from grpo_trainer.errors import RecipeError
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
@@ -321,8 +319,8 @@ class TrainerConfig(Config):
     """What computes."""
     torch: TorchConfig = TorchConfig()
     """Settings of that back-end."""
-    server: ServerConfig = ServerConfig(bind="127.0.0.1:7105")
-    """Where TrainerService listens."""
+    server: ServerConfig = ServerConfig(bind="127.0.0.1:7105", drain_grace_s=60.0)
+    """Where TrainerService listens. A drain lets the stage at hand write its checkpoint."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Traces and metrics."""
     weights: ChannelConfig = ChannelConfig(target="127.0.0.1:7103")
@@ -351,21 +349,3 @@ class TrainerConfig(Config):
         if len(set(names)) != len(names):
             raise ValueError(f"engines need names that differ, found {list(names)}")
         return self
-
-
-Recipe = TypeVar("Recipe", SftConfig, GrpoConfig)
-
-
-def parse_recipe(model: type[Recipe], toml: str) -> Recipe:
-    """Read a recipe; a key that it does not know is an error that names the closest one.
-
-    Raises:
-        RecipeError: Lists what is wrong.
-    """
-    with tempfile.TemporaryDirectory(prefix="recipe-") as folder:
-        file = Path(folder) / "recipe"
-        file.write_text(toml, encoding="utf-8")
-        try:
-            return load_config(model, file=file, env_prefix="TAILRACE_RECIPE")
-        except ConfigError as error:
-            raise RecipeError(str(error).replace(str(file), "recipe")) from error

@@ -7,9 +7,11 @@ edge they become a `ServiceError` with the reason named here.
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
-from service_kit.errors import Reason, StartupError
+from service_kit.errors import Reason, ServiceError, StartupError, leaf_errors
+from weight_sync.errors import WeightSyncError
 
 
 class TrainerError(Exception):
@@ -46,7 +48,7 @@ class RecipeError(TrainerError):
 
 
 class StageConflict(TrainerError):
-    """A stage of this name exists and differs, or another stage is running."""
+    """It cannot be done while a stage is running."""
 
     reason = Reason.FAILED_PRECONDITION
 
@@ -58,3 +60,51 @@ class Stalled(TrainerError):
     """
 
     reason = Reason.UNAVAILABLE
+
+
+class DiskFull(TrainerError):
+    """A checkpoint or a log could not be written for lack of space.
+
+    Free some and start the stage again; its last checkpoint is whole.
+    """
+
+    reason = Reason.DISK_FULL
+
+
+class FencedOff(TrainerError):
+    """A newer incarnation of the run publishes weights; this trainer must stop."""
+
+    reason = Reason.FENCED
+
+
+class RunConflict(TrainerError, StartupError):
+    """The run folder holds another run, or one that may not be gone on with."""
+
+    reason = Reason.FAILED_PRECONDITION
+
+
+class UnknownStage(TrainerError):
+    """No stage of this name exists, or it has no checkpoint yet."""
+
+    reason = Reason.NOT_FOUND
+
+
+class StageDiffers(TrainerError):
+    """A stage of this name exists with another kind or recipe."""
+
+    reason = Reason.ALREADY_EXISTS
+
+
+_EXPECTED = (TrainerError, ServiceError, WeightSyncError, OSError, TimeoutError)
+
+
+def is_expected(failure: BaseException) -> bool:
+    """Say whether a failure, or each of a group, is one that its message explains, and no bug."""
+    return all(isinstance(leaf, _EXPECTED) for leaf in leaf_errors(failure))
+
+
+def explained(failure: BaseException) -> str:
+    """Put a failure, or a group of them, into words."""
+    leaves = [leaf for leaf in leaf_errors(failure) if not isinstance(leaf, asyncio.CancelledError)]
+    texts = [str(e) if isinstance(e, _EXPECTED) else f"{type(e).__name__}: {e}" for e in leaves]
+    return "; ".join(dict.fromkeys(text for text in texts if text)) or type(failure).__name__

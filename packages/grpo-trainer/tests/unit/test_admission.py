@@ -205,7 +205,7 @@ def test_pacing_costs_no_throughput_when_most_groups_are_skipped() -> None:
     [
         (Pipeline(step=3, training=False, in_flight=4, ready=2, steps_left=9), Hold.BOUND),
         (Pipeline(step=3, training=True, in_flight=1, ready=1, steps_left=9), Hold.BOUND),
-        (Pipeline(step=9, training=False, in_flight=1, ready=1, steps_left=1), Hold.ENOUGH),
+        (Pipeline(step=9, training=False, in_flight=2, ready=1, steps_left=1), Hold.ENOUGH),
         (Pipeline(step=9, training=True, in_flight=0, ready=0, steps_left=0), Hold.ENOUGH),
     ],
 )
@@ -218,6 +218,20 @@ def test_limit_on_groups_in_flight_holds_starts_back() -> None:
     rules = AdmissionRules(batch_groups=2, staleness_bound=9, max_in_flight=3)
     full = Pipeline(step=0, training=False, in_flight=3, ready=0, steps_left=50)
     assert next_start(rules, full, Pace(), 0.0) == Blocked(Hold.IN_FLIGHT)
+
+
+def test_slow_groups_that_steps_have_passed_block_no_start() -> None:
+    rules = AdmissionRules(batch_groups=2, staleness_bound=1)
+    stuck = Pipeline(step=5, training=False, in_flight=4, ready=0, steps_left=9)
+    passed = Pipeline(step=5, training=False, in_flight=4, overdue=3, ready=0, steps_left=9)
+    assert next_start(rules, stuck, Pace(), 0.0) == Blocked(Hold.BOUND)
+    assert next_start(rules, passed, Pace(), 0.0) == Start(min_step=4)
+
+
+def test_the_last_step_need_not_wait_for_the_slowest_group() -> None:
+    rules = AdmissionRules(batch_groups=4, staleness_bound=1)
+    ending = Pipeline(step=9, training=False, in_flight=1, ready=3, steps_left=1)
+    assert next_start(rules, ending, Pace(interval_s=1.0), 99.0) == Start(min_step=9)
 
 
 def test_weights_may_be_as_old_as_the_step_that_will_train_the_group_allows() -> None:

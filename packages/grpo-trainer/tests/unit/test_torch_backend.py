@@ -181,7 +181,7 @@ def test_the_proximal_policy_is_clipped_around(tmp_path: Path) -> None:
     member = attempt(sequences(20)[0], advantage=1.0)
     far = [model.logprobs([member])[0] - 1.0]
     result = model.policy_update([member], PolicyLossConfig(), proximal=far)
-    assert result.values["clip_fraction_high"] == 1.0
+    assert result.values["clip.high"] == 1.0
     assert result.grad_norm == pytest.approx(0.0, abs=1e-9)
 
 
@@ -195,7 +195,7 @@ def test_kl_holds_the_policy_to_the_reference(tmp_path: Path) -> None:
     loss = PolicyLossConfig(kl_coefficient=0.5)
     reference = model.logprobs(batch, reference=True)
     found = [model.policy_update(batch, loss, reference=reference) for _ in range(5)]
-    kls = [result.values["reference_kl"] for result in found]
+    kls = [result.values["kl.reference"] for result in found]
     assert kls[0] > 1e-3
     assert kls[-1] < kls[0]
 

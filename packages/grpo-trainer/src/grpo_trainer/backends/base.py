@@ -172,10 +172,19 @@ class TrainerBackend(Protocol):
         """Copy the weights, by the names and in the dtypes of the model folder."""
         ...
 
+    def weights_of(self, folder: Path) -> Mapping[str, TensorLike]:
+        """Read the weights of a model folder or checkpoint, as `weights` gives those held."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write a complete model folder and the optimizer's state into an empty folder."""
         ...
 
     def load(self, folder: Path, *, optimizer: OptimizerConfig | None) -> None:
-        """Take the weights of a folder that `save` wrote; its optimizer too, if one is given."""
+        """Take the weights of a model folder or checkpoint.
+
+        Args:
+            folder: Of the same architecture.
+            optimizer: Take the optimizer's state that `save` wrote too; None: hold no optimizer.
+        """
         ...

@@ -1,9 +1,11 @@
 """Which group may start now: paced admission under a staleness bound.
 
 The bound is met by admission rather than by throwing finished work away. A group that starts now
-finds `in_flight + ready` groups before it; groups train oldest first, `batch_groups` a step, so
-the step that will train it is known in advance, and it starts only if that step is near enough.
+finds the groups in flight and ready before it; groups train oldest first, `batch_groups` a step,
+so the step that will train it is known in advance, and it starts only if that step is near enough.
 With a bound of 0 this is synchronous training: nothing starts while a step is computed.
+
+A group that is slower than the bound allows is overtaken: it blocks no step, and no start.
 
 Nothing here counts: the pipeline's figures come from the book of groups, which is the one place
 where groups change state.
@@ -52,6 +54,8 @@ class Pipeline:
     """Whether a step is being computed: the next batch then meets weights one step newer."""
     in_flight: int
     """Groups at the engines."""
+    overdue: int = 0
+    """Those of them that started longer ago than the bound: slow ones, that steps have passed."""
     ready: int
     """Groups that arrived and wait for a step, those being trained not among them."""
     steps_left: int
@@ -125,13 +129,17 @@ class Pace:
         return replace(self, measured_s=now_s, decided=0, interval_s=interval_s)
 
 
+def groups_before(pipeline: Pipeline) -> int:
+    """Return how many groups will be trained before one that starts now."""
+    return pipeline.in_flight - pipeline.overdue + pipeline.ready
+
+
 def training_step_of_next(rules: AdmissionRules, pipeline: Pipeline) -> int:
     """Return the weights' step at which a group that starts now will be trained, at the latest.
 
     It counts every group before it as one that trains; a skipped one brings it forward.
     """
-    before = pipeline.in_flight + pipeline.ready
-    return pipeline.step + pipeline.training + before // rules.batch_groups
+    return pipeline.step + pipeline.training + groups_before(pipeline) // rules.batch_groups
 
 
 def next_start(
@@ -144,8 +152,10 @@ def next_start(
     against engines and sandboxes in one burst. Until that pace is known, one starts for each that
     arrives.
     """
-    before = pipeline.in_flight + pipeline.ready
-    if before >= rules.batch_groups * pipeline.steps_left:
+    before = groups_before(pipeline)
+    # A few more than are needed, so that the last step does not wait for the slowest group.
+    spare = max(1, rules.batch_groups // 4)
+    if pipeline.steps_left == 0 or before >= rules.batch_groups * pipeline.steps_left + spare:
         return Blocked(Hold.ENOUGH)
     if rules.max_in_flight and pipeline.in_flight >= rules.max_in_flight:
         return Blocked(Hold.IN_FLIGHT)

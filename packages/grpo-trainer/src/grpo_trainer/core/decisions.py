@@ -59,6 +59,8 @@ class LiveGroup:
     """Which engine has it; empty while none has taken it."""
     min_version: int = 0
     """Number of the oldest weights that its attempts may start on."""
+    started_step: int = 0
+    """Optimizer steps of the newest weights when it was assigned."""
     traceparent: str = ""
     cursor: int = 0
     """Where in the engine's order it was delivered; 0 before that."""
@@ -147,9 +149,7 @@ class GroupBook:
         group = None if ordinal is None else self._live.get(ordinal)
         return group if group is not None and group.key == key else None
 
-    def open(
-        self, task_id: str, *, min_version: int = 0, traceparent: str = ""
-    ) -> LiveGroup | None:
+    def open(self, task_id: str, *, min_version: int = 0, step: int = 0) -> LiveGroup | None:
         """Take the next ordinal for a group on this task.
 
         A crash can lose the knowledge of groups that were assigned after the last checkpoint, and
@@ -163,21 +163,24 @@ class GroupBook:
             return None
         if ordinal in self._live:
             return self._live[ordinal]
-        key = GroupKey(self.group_id(ordinal), FIRST_EPOCH)
         return self._put(
             LiveGroup(
                 ordinal,
-                key,
+                GroupKey(self.group_id(ordinal), FIRST_EPOCH),
                 task_id,
                 Phase.ASSIGNED,
                 min_version=min_version,
-                traceparent=traceparent,
+                started_step=step,
             )
         )
 
     def place(self, key: GroupKey, engine: str) -> LiveGroup:
         """Note which engine is to have a group."""
         return self._put(replace(self._require(key), engine=engine))
+
+    def trace(self, key: GroupKey, traceparent: str) -> LiveGroup:
+        """Note the trace that a group's attempts belong to."""
+        return self._put(replace(self._require(key), traceparent=traceparent))
 
     def deliver(self, key: GroupKey, task_id: str, engine: str, cursor: int) -> Reception:
         """Take in a finished group, or say why it does not count."""
@@ -202,8 +205,17 @@ class GroupBook:
         self._put(replace(group, phase=Phase.READY, engine=engine, task_id=task_id, cursor=cursor))
         return Reception.ACCEPTED
 
-    def reassign(self, key: GroupKey, decision: Decision = Decision.WITHDRAWN) -> LiveGroup:
-        """End a group's present assignment with a decision and open the next epoch.
+    def overdue(self, before_step: int) -> int:
+        """Count the groups that were assigned before a step and have not arrived."""
+        return sum(
+            group.phase is Phase.ASSIGNED and group.started_step < before_step
+            for group in self._live.values()
+        )
+
+    def reassign(
+        self, key: GroupKey, decision: Decision = Decision.WITHDRAWN, *, step: int = 0
+    ) -> LiveGroup:
+        """End a group's present assignment with a decision and open the next epoch at a step.
 
         For a group whose engine is lost (`WITHDRAWN`), or whose tokens are of a branch that was
         thrown away (`STALE`).
@@ -212,7 +224,15 @@ class GroupBook:
         self._decide(group, decision)
         fresh = GroupKey(key.group_id, key.epoch + 1)
         return self._put(
-            replace(group, key=fresh, phase=Phase.ASSIGNED, engine="", cursor=0, traceparent="")
+            replace(
+                group,
+                key=fresh,
+                phase=Phase.ASSIGNED,
+                engine="",
+                cursor=0,
+                traceparent="",
+                started_step=step,
+            )
         )
 
     def decide(self, key: GroupKey, decision: Decision, *, step: int = 0) -> Verdict:
@@ -300,14 +320,17 @@ def _live_row(group: LiveGroup) -> list[Any]:
         group.task_id,
         group.engine,
         group.min_version,
+        group.started_step,
         group.traceparent,
     ]
 
 
 def _live_group(book: GroupBook, row: list[Any]) -> LiveGroup:
-    ordinal, epoch, task_id, engine, min_version, traceparent = row
+    ordinal, epoch, task_id, engine, min_version, started_step, traceparent = row
     key = GroupKey(book.group_id(ordinal), epoch)
-    return LiveGroup(ordinal, key, task_id, Phase.ASSIGNED, engine, min_version, traceparent)
+    return LiveGroup(
+        ordinal, key, task_id, Phase.ASSIGNED, engine, min_version, started_step, traceparent
+    )
 
 
 def _verdict_row(verdict: Verdict) -> list[Any]:

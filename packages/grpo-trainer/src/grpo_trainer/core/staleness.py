@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-THROWN_AWAY = -1
+THROWN_AWAY = -(2**62)
 """Stands where a staleness would, for tokens of a version that is not on the lineage."""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from grpo_trainer.backends.torch import qwen3
 
@@ -60,3 +61,27 @@ def write_model(
         tensors[name] = (1 + 0.1 * values if len(shape) == 1 else scale * values).to(dtype)
     save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message.role == 'assistant' %}<|assistant|>{{ message.content }}<|end|>"
+    "{% elif loop.first %}<|user|>{{ message.content }}<|end|>"
+    "{% else %}<|tool|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL_TOKENS = ("<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>")
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Write a tokenizer of characters and a chat template, for the vocabulary of `DENSE`."""
+    characters = "abcdefghijklmnopqrstuvwxyz0123456789 \n.,:+-*/=()_'\""
+    vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, "?", *characters))}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1}))

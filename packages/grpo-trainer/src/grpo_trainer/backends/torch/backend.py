@@ -210,6 +210,10 @@ class TorchBackend:
         """Copy the weights, by the names and in the dtypes of the model folder."""
         return published(self._weights, self._dtypes)
 
+    def weights_of(self, folder: Path) -> Mapping[str, TensorLike]:
+        """Read the weights of a model folder or checkpoint, as `weights` gives those held."""
+        return published(read_model(folder, qwen3.parameter_shapes(self._shape)), self._dtypes)
+
     def save(self, folder: Path) -> None:
         """Write a complete model folder and the optimizer's state into an empty folder."""
         # In float32, whatever is published: rounding would lose small updates at each resume.
@@ -225,7 +229,7 @@ class TorchBackend:
             save_file(kept, folder / REFERENCE_FILE)
 
     def load(self, folder: Path, *, optimizer: OptimizerConfig | None) -> None:
-        """Take the weights of a folder that `save` wrote; its optimizer too, if one is given.
+        """Take the weights of a model folder or checkpoint, and the optimizer's state if asked.
 
         Raises:
             ModelError: The weights are not those of this model.
@@ -236,16 +240,17 @@ class TorchBackend:
             for name, weight in self._weights.items():
                 weight.copy_(tensors[name])
         reference = folder / REFERENCE_FILE
-        self._reference = None
+        self._reference = self._optimizer = None
         if optimizer is None:
             return
         if reference.is_file():
             kept = read_tensors([reference])
             self._reference = {name: tensor.to(self._device) for name, tensor in kept.items()}
         self.start_optimizer(optimizer)
-        assert self._optimizer is not None
+        started: Optimizer | None = self._optimizer
+        assert started is not None
         try:
-            self._optimizer.load(read_tensors([folder / OPTIMIZER_FILE]))
+            started.load(read_tensors([folder / OPTIMIZER_FILE]))
         except ValueError as error:
             raise CheckpointInvalid(f"{folder / OPTIMIZER_FILE}: {error}") from error
 
@@ -338,19 +343,19 @@ def _policy_terms(
     if reference is not None and config.kl_coefficient:
         kl = kl_to_reference(current, reference)
         per_token = per_token + config.kl_coefficient * kl
-        sums.add("reference_kl", kl)
+        sums.add("kl.reference", kl)
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * entropy
     difference = (proximal - behaviour).double()
     sums.add("entropy", entropy)
-    sums.add("ratio_mean", terms.ratio)
-    sums.add("clip_fraction_low", terms.clipped_low)
-    sums.add("clip_fraction_high", terms.clipped_high)
-    sums.add("clip_fraction_dual", terms.clipped_dual)
-    sums.add("correction_mean", correction)
-    sums.add("masked_fraction", correction == 0)
-    sums.add("behaviour_kl", torch.expm1(difference) - difference)
-    sums.peak("ratio_max", terms.ratio)
+    sums.add("ratio.mean", terms.ratio)
+    sums.add("clip.low", terms.clipped_low)
+    sums.add("clip.high", terms.clipped_high)
+    sums.add("clip.dual", terms.clipped_dual)
+    sums.add("correction.mean", correction)
+    sums.add("correction.masked", correction == 0)
+    sums.add("kl.behaviour", torch.expm1(difference) - difference)
+    sums.peak("ratio.max", terms.ratio)
     return per_token
 
 
