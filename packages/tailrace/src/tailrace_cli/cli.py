@@ -16,6 +16,7 @@ from service_kit.errors import ServiceError
 
 from tailrace_cli.demo.folder import FolderError, RunFolder
 from tailrace_cli.demo.options import Control, DemoOptions
+from tailrace_cli.demo.services import StageFailedError
 from tailrace_cli.stack import StackError, load_stack
 from tailrace_cli.stack.files import LOCAL_STACK
 
@@ -45,14 +46,26 @@ def run(work: Callable[[], Coroutine[Any, Any, int]]) -> None:
     except KeyboardInterrupt:
         messages.print("stopped")
         raise typer.Exit(INTERRUPTED) from None
-    except (ConfigError, FolderError) as error:
-        fail(str(error), BAD_INPUT)
-    except StackError as error:
-        fail(str(error), error.exit_code)
-    except ServiceError as error:
-        fail(str(error), 1)
+    except Exception as error:
+        cause = first_cause(error)
+        match cause:
+            case ConfigError() | FolderError():
+                fail(str(cause), BAD_INPUT)
+            case StackError():
+                fail(str(cause), cause.exit_code)
+            case ServiceError() | StageFailedError():
+                fail(str(cause), 1)
+            case _:
+                raise
     if code:
         raise typer.Exit(code)
+
+
+def first_cause(error: Exception) -> Exception:
+    """The first error within nested groups: what went wrong before the rest was cancelled."""
+    while isinstance(error, ExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 @app.command()

@@ -58,7 +58,8 @@ def line(record: RunRecord) -> str:
         parts.append(f"step {last.step}/{record.steps_total.get('rl', 0)}")
         parts.append(f"reward {last.values.get('reward.mean', float('nan')):.3f}")
         parts.append(f"staleness {last.values.get('staleness.mean', 0.0):.1f}")
-        parts.append(f"in flight {last.values.get('attempts_in_flight', 0):.0f}")
+    if record.stage == "rl" and any(record.groups):
+        parts.append(f"groups: {record.groups[0]} in flight, {record.groups[1]} ready")
     running = [
         name for name in STAGES if name in record.progress and name not in record.evaluations
     ]
@@ -104,7 +105,10 @@ def _learning(record: RunRecord) -> list[RenderableType]:
             f"staleness  {' '.join(f'{k}: {n}' for k, n in histogram.items())} "
             f"(bound {record.staleness_bound})"
         ),
-        Text(f"in flight  {last.values.get('attempts_in_flight', 0):.0f} trajectories"),
+        Text(
+            f"in flight  {last.values.get('attempts_in_flight', 0):.0f} trajectories, "
+            f"{record.groups[0]} groups; {record.groups[1]} groups ready"
+        ),
         Text("time       " + "  ".join(f"{name} {shares[name]:.0%}" for name in TIME_SHARES)),
     ]
 

@@ -27,7 +27,7 @@ class DemoOptions(Config):
 
     seed: int = Field(default=0, ge=0)
     """Seed of task order, sampling, initial optimizer state and evaluation."""
-    steps: int = Field(default=50, ge=1)
+    steps: int = Field(default=40, ge=1)
     """Optimizer steps of the reinforcement learning stage."""
     minutes: float | None = Field(default=None, gt=0)
     """Wall time after which the learning stage ends early, leaving time for the last evaluation."""

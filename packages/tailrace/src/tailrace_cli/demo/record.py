@@ -71,6 +71,8 @@ class RunRecord:
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     progress: dict[str, EvaluationProgress] = field(default_factory=dict)
     traces: tuple[int, int] = (0, 0)
+    groups: tuple[int, int] = (0, 0)
+    """In flight, and ready to be trained."""
     notes: list[str] = field(default_factory=list)
     versions: int = 0
     staleness_bound: int = 0
@@ -110,6 +112,9 @@ class RunRecord:
         while steps and steps[-1].step >= step.step:
             steps.pop()
         steps.append(step)
+
+    def _on_activity(self, event: Mapping[str, Any]) -> None:
+        self.groups = (event["in_flight"], event["ready"])
 
     def _on_version(self, event: Mapping[str, Any]) -> None:
         self.versions += 1

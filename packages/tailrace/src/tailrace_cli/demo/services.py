@@ -172,6 +172,15 @@ class Services:
         )
         return int(reply.step)
 
+    async def activity(self) -> tuple[int, int] | None:
+        """Groups in flight and groups ready to be trained; None while the trainer is away."""
+        try:
+            status = await self.trainer.GetStatus(trainer_pb.GetStatusRequest(), timeout=CALL_S)
+        except ServiceError as error:
+            log.info("no activity to show: %s", error)
+            return None
+        return status.groups_in_flight, status.groups_ready
+
     async def stop_stage(self, name: str) -> None:
         """Asks a stage to finish its step, write a checkpoint and end."""
         request = trainer_pb.StopStageRequest(name=name)

@@ -18,6 +18,7 @@ from tailrace_cli.demo.services import Services, StageEnd, StageNote, StageStep,
 EVALUATION_RESERVE_S = 60.0
 """Kept back from `--minutes` for the last evaluation."""
 
+ACTIVITY_EVERY_S = 3.0
 
 TraceCollector = Callable[[Path, Callable[[int, int], None]], Awaitable[None]]
 """Writes expert traces into a file, whole or not at all; see traces.py."""
@@ -117,8 +118,10 @@ class Demo:
         self._emit("stage", name=name)
         async with asyncio.TaskGroup() as group:
             timer = group.create_task(self._stop_after(name, budget_s))
+            activity = group.create_task(self._show_activity())
             await self._follow(name, recipe)
             timer.cancel()
+            activity.cancel()
 
     async def _stop_after(self, name: str, budget_s: float | None) -> None:
         if budget_s is None:
@@ -126,6 +129,13 @@ class Demo:
         await asyncio.sleep(max(budget_s, 0.0))
         self._emit("note", text=f"time is up: stopping stage {name} after its present step")
         await self._services.stop_stage(name)
+
+    async def _show_activity(self) -> None:
+        while True:
+            await asyncio.sleep(ACTIVITY_EVERY_S)
+            groups = await self._services.activity()
+            if groups is not None and any(groups):
+                self._emit("activity", in_flight=groups[0], ready=groups[1])
 
     async def _follow(self, name: str, recipe: str) -> None:
         async for event in self._services.follow_stage(name, recipe):
