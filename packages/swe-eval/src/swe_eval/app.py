@@ -13,6 +13,7 @@ from swe_eval.errors import TaskSetError
 from swe_eval.evaluate import Evaluator
 from swe_eval.grading.run import Grader
 from swe_eval.grading.sandboxes import ServiceHost
+from swe_eval.metrics import register_gauges
 from swe_eval.service import EvalServicer, eval_service
 from swe_eval.tasks.sets import open_task_sets
 
@@ -46,7 +47,7 @@ async def assemble(config: EvalConfig, stack: AsyncExitStack) -> Server:
         SandboxClient(config.sandbox, owner="swe-eval", call_timeout_s=grading.call_timeout_s)
     )
     host = ServiceHost(client, start_timeout_s=grading.start_timeout_s)
-    servicer = EvalServicer(
-        catalog, Grader(host, grading), Evaluator(catalog, config.evaluation), config
-    )
+    grader = Grader(host, grading)
+    register_gauges(grader)
+    servicer = EvalServicer(catalog, grader, Evaluator(catalog, config.evaluation), config)
     return Server(config.server, [eval_service(servicer)])

@@ -83,9 +83,9 @@ class GradingConfig(Config):
     """Bytes of the tests' output kept, from its end."""
     python: str = "python3"
     """Interpreter of test runs inside the sandbox; 3.9 or newer."""
-    start_timeout_s: PositiveFloat = 60.0
+    start_timeout_s: PositiveFloat = 120.0
     """Longest time for a sandbox to start."""
-    call_timeout_s: PositiveFloat = 30.0
+    call_timeout_s: PositiveFloat = 60.0
     """Deadline of every other call to the sandbox service, on top of the tests' own time."""
     faults: FaultInjection = FaultInjection()
     """Faults on purpose; off by default."""
@@ -116,7 +116,7 @@ class EvaluationConfig(Config):
 
 def _default_task_sets() -> list[GeneratedSetConfig | HarborSetConfig]:
     return [
-        GeneratedSetConfig(name="train", split="train", count=20_000),
+        GeneratedSetConfig(name="train", split="train", count=2000),
         GeneratedSetConfig(name="heldout", split="heldout", count=200),
     ]
 

@@ -13,6 +13,7 @@ import pytest
 from sandbox_client import EnvironmentTree
 from service_kit.channel import ChannelConfig
 from service_kit.errors import (
+    FailedPrecondition,
     InvalidArgument,
     NotFound,
     Reason,
@@ -330,6 +331,9 @@ async def harbor_stub(start_eval: Any, sandbox_target: str, tmp_path: Path) -> S
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     to_harbor(make_task("train", 5), folder)
+    fancy = to_harbor(make_task("train", 6), folder)
+    hidden = fancy / "tests" / "hidden" / "test_hidden.py"
+    hidden.write_text(hidden.read_text().replace("():", "(tmp_path):"))
     stub: Stub = await start_eval(
         sandbox=ChannelConfig(target=sandbox_target),
         task_sets=[HarborSetConfig(name="h", path=folder, environment="tree")],
@@ -348,7 +352,8 @@ async def test_harbor_tasks_are_served_and_a_malformed_one_is_left_out(harbor_st
     page = await harbor_stub.ListTasks(pb.ListTasksRequest(task_set="h"))
     made = make_task("train", 5)
     ids = [task.task_id for task in page.tasks]
-    assert ids == ["org/greeting", f"tailrace/{made.task_id}"]
+    assert ids[:2] == ["org/greeting", f"tailrace/{made.task_id}"]
+    assert len(ids) == 3
     response = await harbor_stub.GetTask(pb.GetTaskRequest(task_id="org/greeting"))
     assert response.task.environment.workdir == "/app"
     archive = await environment(harbor_stub, response.task.environment.digest)
@@ -372,3 +377,17 @@ async def test_a_generated_task_grades_the_same_from_its_harbor_directory(
     assert solved.verdict == SOLVED, solved
     nothing = await grade(harbor_stub, f"tailrace/{made.task_id}", writes("note.txt", "seen"))
     assert (nothing.verdict, nothing.reason) == (UNSOLVED, "tests_failed")
+
+
+async def test_a_task_that_needs_pytest_gets_it_or_is_a_fault_that_says_so(
+    harbor_stub: Stub,
+) -> None:
+    made = make_task("train", 6)
+    gold = made.gold_patch.encode()
+    try:
+        response = await grade(harbor_stub, f"tailrace/{made.task_id}", gold)
+    except FailedPrecondition as error:  # the interpreter of the sandboxes has no pytest
+        assert "No module named 'pytest'" in error.message  # noqa: PT017
+        assert error.metadata["fault_cause"] == "TASK"  # noqa: PT017
+    else:
+        assert response.verdict == SOLVED

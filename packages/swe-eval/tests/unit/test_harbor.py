@@ -244,6 +244,13 @@ def test_named_tests_that_no_hidden_file_has_are_malformed(tmp_path: Path) -> No
     assert "nowhere.py" in error.found
 
 
+def test_more_tests_than_a_command_can_report_are_refused(tmp_path: Path) -> None:
+    folder = to_harbor(make_task("train", 7), tmp_path)
+    many = ", ".join(f'"test_hidden.py::test_{i}"' for i in range(20_000))
+    edit(folder, "pass_to_pass = [", f"pass_to_pass = [{many}, ")
+    assert "at most 20000 tests" in malformed(folder).expected
+
+
 def test_task_directories_are_found_at_any_depth_in_order(tmp_path: Path) -> None:
     for name in ("b/two", "a/one", "a/one/environment/inner", ".hidden/three"):
         (tmp_path / name).mkdir(parents=True)

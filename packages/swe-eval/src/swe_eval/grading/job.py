@@ -29,10 +29,8 @@ scope["main"](f"{folder}/job")
 """
 BOOT_FILE = "boot.py"
 SEAL_BYTES = 8
-MAX_TESTS = 20_000
-"""Most tests whose records fit into the bounded output of one command."""
 REPORT_BYTES = 256 * 1024
-"""Output of the command to keep; holds the records of `MAX_TESTS` tests."""
+"""Output of the command to keep; holds the records of `tasks.task.MAX_TESTS` tests."""
 
 _RECORD_BYTES = SEAL_BYTES + 4
 # A version that every interpreter from 3.4 on reads.

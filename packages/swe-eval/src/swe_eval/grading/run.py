@@ -165,9 +165,11 @@ class Grader:
             if await self._reference_passes(task):
                 self._sound.add(task.task_id)
                 return
+        last = seen.log_tail.strip().rpartition("\n")[2][-300:]
         raise FailedPrecondition(
-            f"task {task.task_id}: its reference solution does not pass within the limits either "
-            f"({seen.judgement.reason}: {seen.detail}); raise the task's limits or leave it out",
+            f"task {task.task_id}: its reference solution does not pass either "
+            f"({seen.judgement.reason}: {seen.detail}; last output: {last!r}); mend the task or "
+            "its limits, or leave it out",
             metadata={FAULT_CAUSE_KEY: "TASK"},
         )
 

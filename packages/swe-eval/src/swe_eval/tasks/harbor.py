@@ -20,6 +20,7 @@ from swe_eval.errors import MalformedTaskError, UnsupportedTaskError
 from swe_eval.tasks.dockerfile import TreeImage, read_as_tree
 from swe_eval.tasks.fields import Fields
 from swe_eval.tasks.task import (
+    MAX_TESTS,
     Environment,
     FileTree,
     Grader,
@@ -296,6 +297,8 @@ def _test_grader(config: Fields, tests: FileTree, wall_s: float) -> TestGrader |
         path, separator, _ = name.partition("::")
         if not separator or path not in files:
             metadata.fail("fail_to_pass", "ids `path::test` of files in tests/hidden", name)
+    if len(fail_to_pass) + len(pass_to_pass) > MAX_TESTS:
+        metadata.fail("pass_to_pass", f"at most {MAX_TESTS} tests", f"{len(pass_to_pass)} more")
     plain = plain_functions(files)
     runner = (
         TestRunner.FUNCTIONS

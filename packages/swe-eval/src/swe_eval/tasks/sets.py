@@ -69,6 +69,7 @@ class GeneratedSet:
         self._config = config
         self._first = config.seed * INDEXES_PER_SEED + config.first
         self._cache: OrderedDict[int, Task] = OrderedDict()
+        self._refs: dict[int, TaskRef] = {}
 
     def __len__(self) -> int:
         return self._config.count
@@ -76,8 +77,15 @@ class GeneratedSet:
     def refs(self, start: int, count: int) -> list[TaskRef]:
         """Up to `count` tasks from position `start` on."""
         numbers = range(self._first + start, self._first + min(start + count, len(self)))
-        made = (make_task(self._config.split, number) for number in numbers)
-        return [TaskRef(task.task_id, task.repository, task.kind) for task in made]
+        return [self._ref(number) for number in numbers]
+
+    def _ref(self, number: int) -> TaskRef:
+        # Kept, for they are small, and making a task takes milliseconds.
+        ref = self._refs.get(number)
+        if ref is None:
+            made = make_task(self._config.split, number)
+            ref = self._refs[number] = TaskRef(made.task_id, made.repository, made.kind)
+        return ref
 
     def find(self, task_id: str) -> Task | None:
         """The task with this id, or None if it is not of this set."""

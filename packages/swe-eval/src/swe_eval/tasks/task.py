@@ -13,6 +13,8 @@ from functools import cached_property
 from sandbox_client.environments import EnvironmentTree
 
 DEFAULT_WORKDIR = "/workspace"
+MAX_TESTS = 20_000
+"""Most required tests of a task: their results have to fit into one command's bounded output."""
 
 
 @dataclass(frozen=True, slots=True)
