@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from typing import Any
 
@@ -89,7 +90,7 @@ class GroupConsumer:
         self._commits: dict[GroupKey, pb.Commit] = {}
         self._refusals: dict[GroupKey, ServiceError] = {}
         self._assembly = GroupAssembly(self._config.max_attempt_bytes)
-        self._finished: asyncio.Queue[FinishedGroup] = asyncio.Queue()
+        self._finished: deque[FinishedGroup] = deque()
         self._changed = asyncio.Condition()
         self._outbox: asyncio.Queue[pb.RunGroupsRequest] | None = None
         self._ended: BaseException | None = None
@@ -193,23 +194,16 @@ class GroupConsumer:
             ServiceError: The stream is closed for good and nothing is left.
 
         """
-        if self._finished.empty():
-            arrival = asyncio.ensure_future(self._finished.get())
-            end = asyncio.ensure_future(self._end.wait())
-            try:
-                await asyncio.wait({arrival, end}, return_when=asyncio.FIRST_COMPLETED)
-                if arrival.done():
-                    return arrival.result()
-            finally:
-                arrival.cancel()
-                end.cancel()
-            self._check_open()
-        return self._finished.get_nowait()
+        async with self._changed:
+            # Taken only after the wait: a caller that gives up waiting loses nothing.
+            await self._wait(lambda: bool(self._finished))
+            return self._finished.popleft()
 
     async def receive(self, cursor: int) -> None:
         """Acknowledge every group up to the cursor; their credits return."""
         self._book.receive(cursor)
         self._send(pb.RunGroupsRequest(receipt=pb.Receipt(cursor=cursor)))
+        self._send_wanted()  # what was put off for want of a credit
         await self._notify()
 
     async def commit(self, key: GroupKey, decision: Decision, step: int = 0) -> None:
@@ -383,7 +377,7 @@ class GroupConsumer:
         group = self._assembly.take(finished)
         # Only now: had it not been whole, it must be delivered again.
         self._book.delivered(key, finished.cursor)
-        self._finished.put_nowait(group)
+        self._finished.append(group)
         await self._notify()
 
 

@@ -204,6 +204,20 @@ async def test_credits_bound_what_is_assigned_and_return_with_the_receipt(tmp_pa
         assert (await take(consumer, 1))[0].key == key("c")
 
 
+async def test_whoever_gives_up_waiting_for_a_group_does_not_lose_it(tmp_path: Path) -> None:
+    async with MemoryEngine(tmp_path, solver, QUICK) as engine, consuming(engine) as consumer:
+        for number in range(20):
+            await consumer.assign(group(f"g{number}"))
+            waiting = asyncio.create_task(consumer.next_finished())
+            # Cancelled in the very turn of the loop in which the group arrives, or next to it.
+            await until(lambda: not consumer.outstanding)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            finished = (await take(consumer, 1))[0] if waiting.cancelled() else waiting.result()
+            assert finished.key == key(f"g{number}")
+            await consumer.receive(finished.cursor)
+
+
 async def test_assigning_twice_runs_once(tmp_path: Path) -> None:
     async with MemoryEngine(tmp_path, solver, QUICK) as engine, consuming(engine) as consumer:
         await asyncio.gather(consumer.assign(group()), consumer.assign(group()))
