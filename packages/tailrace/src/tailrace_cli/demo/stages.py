@@ -156,7 +156,7 @@ def _evaluation_fields(report: eval_pb.EvaluationReport) -> dict[str, Any]:
         "ci95": [report.pass_at_1_ci95.low, report.pass_at_1_ci95.high],
         "pass_at_k": report.pass_at_k,
         "tasks": report.tasks,
-        "attempts": report.attempts // max(report.tasks, 1),
+        "attempts": report.attempts,
         "outcomes": dict(report.outcomes),
         "by_kind": [
             {"name": k.name, "tasks": k.tasks, "pass_rate": k.pass_rate} for k in report.by_kind
