@@ -1,8 +1,10 @@
 """A real service as a process of its own, for the tests that need one. Needs root."""
 
+import contextlib
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -70,33 +72,37 @@ def require_isolation() -> None:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningService]:
+def service() -> Iterator[RunningService]:
     """One service for all tests that leave it as they found it."""
     require_isolation()
-    running = RunningService(tmp_path_factory.mktemp("service"), "lease.reap_interval_s=0.1")
-    running.start()
-    yield running
-    assert running.stop() == 0, running.log.read_text()
+    # Not pytest's own folder: another session of pytest may clear that while this one runs.
+    with tempfile.TemporaryDirectory(prefix="sandbox-service-") as folder:
+        running = RunningService(Path(folder), "lease.reap_interval_s=0.1")
+        running.start()
+        yield running
+        assert running.stop() == 0, running.log.read_text()
 
 
 @pytest.fixture
-def start_service(tmp_path: Path) -> Iterator[Callable[..., RunningService]]:
+def start_service() -> Iterator[Callable[..., RunningService]]:
     """Starts services of a test's own, with settings as for `--set`."""
     require_isolation()
     started: list[RunningService] = []
+    folders = contextlib.ExitStack()
 
     def start(*settings: str) -> RunningService:
-        folder = tmp_path / f"service-{len(started)}"
-        folder.mkdir()
-        running = RunningService(folder, *settings)
+        folder = Path(folders.enter_context(tempfile.TemporaryDirectory(prefix="sandbox-service-")))
+        # The service of the other tests has the stand-in for python; compiling it takes a while.
+        running = RunningService(folder, "local.compile_shim=false", *settings)
         running.start()
         started.append(running)
         return running
 
-    yield start
-    for running in started:
-        if running.process is not None and running.process.poll() is None:
-            running.kill()
+    with folders:
+        yield start
+        for running in started:
+            if running.process is not None and running.process.poll() is None:
+                running.kill()
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import shutil
 import signal
 import socket
 
+from sandbox_client.backends.local.jail.recorder import Recorder
+
 __all__ = ["enter_root", "serve"]
 
 CODE_FOLDER = "/.tailrace"
@@ -26,8 +28,10 @@ import sys
 baseline = frozenset(sys.modules)
 path = sys.path[1:]
 sys.path[0] = {CODE_FOLDER!r}
+from sandbox_client.backends.local.jail.recorder import Recorder
+recorder = Recorder()
 from sandbox_client.backends.local.jail import boot
-boot.serve(baseline, path)
+boot.serve(recorder, baseline, path)
 """
 
 
@@ -55,12 +59,11 @@ def enter_root(settings_file: str) -> None:
     os.execve(python, [python, _START_FILE], environ)  # noqa: S606
 
 
-def serve(baseline: frozenset[str], path: list[str]) -> None:
+def serve(recorder: Recorder, baseline: frozenset[str], path: list[str]) -> None:
     """Second start: serves until the service is gone, or runs a program in a sandbox's process."""
     from sandbox_client.backends.local.jail.stash import Stash
 
     stash = Stash(baseline)
-    stash.start_recording()
     del os.environ["LD_BIND_NOW"]
     with open(_SETTINGS_FILE, encoding="utf-8") as file:
         settings = json.load(file)
@@ -73,7 +76,8 @@ def serve(baseline: frozenset[str], path: list[str]) -> None:
 
     for _ in range(_PREWARM_ROUNDS):
         prewarm()
-    stash.close(keep_out=("sandbox_client",))
+    recorder.stop()
+    stash.close(recorder.edges, keep_out=("sandbox_client",))
     options = settings["server"]
     options["mounts"] = tuple(options["mounts"])
     options["rlimits"] = tuple((kind, limit) for kind, limit in options["rlimits"])

@@ -127,7 +127,9 @@ class Init:
                 if run is not None:
                     run.executable = path
                     return self._fork_python(running, run, fds)
+                # By its own path: it finds its library by the name it is started under.
                 path = self._python_path
+                argv = [path, *argv[1:]]
             running.root = self._spawn(path, argv, environ, fds)
         except OSError as error:
             if shell is not None and not through_shell:

@@ -23,7 +23,6 @@ SHIM_PYTHONS = (f"{template.SHIM_FOLDER}/python", f"{template.SHIM_FOLDER}/pytho
 # Abstract names belong to the network namespace, so every sandbox has its own.
 _ADDRESS = "\0tailrace-python"
 _MAX_OPEN = 128
-_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Shims:
             return None
         shim = self._open[fd]
         try:
-            raw, fds, flags, _ = socket.recv_fds(shim, wire.MAX_PACKET_BYTES, 3, _FLAGS)
+            raw, fds, flags = wire.receive_packet(shim, 3, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:

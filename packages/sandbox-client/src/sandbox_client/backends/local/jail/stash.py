@@ -6,14 +6,11 @@ module out, together with all it had imported itself, when the program asks for 
 that comes before the standard library has any of these names.
 """
 
-import builtins
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from importlib.abc import Loader
+from collections.abc import Iterable, Mapping, Set
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-from typing import Any
 
 __all__ = ["Stash"]
 
@@ -25,32 +22,24 @@ class Stash:
         self.baseline = baseline
         """Names in `sys.modules` of a fresh interpreter."""
         self._modules: dict[str, ModuleType] = {}
-        self._imports: dict[str, set[str]] = {}
         self._closures: dict[str, frozenset[str]] = {}
-        self._checked: dict[str, bool] = {}
-        self._real_import: Callable[..., Any] = builtins.__import__
 
     # -- before: in the fork-server
-
-    def start_recording(self) -> None:
-        """Notes from now on which module imports which."""
-        builtins.__import__ = self._record  # type: ignore[assignment]
 
     def preload(self, names: Iterable[str]) -> None:
         """Imports modules for later; one that this interpreter lacks is left out."""
         for name in names:
             try:
-                self._record(name)
+                __import__(name)
             except ImportError:
                 continue
 
-    def close(self, keep_out: Iterable[str]) -> None:
-        """Ends the recording and hides all that was imported since the baseline.
+    def close(self, imports: Mapping[str, Set[str]], keep_out: Iterable[str]) -> None:
+        """Hides all that was imported since the baseline.
 
         Modules under the names in `keep_out` are hidden too, but not handed out again. Whoever
         runs on holds what it needs; an import in a function gets a stashed module back.
         """
-        builtins.__import__ = self._real_import
         left_out = tuple(keep_out)
         self._modules = {
             name: module
@@ -60,32 +49,12 @@ class Stash:
             and getattr(module, "__spec__", None) is not None
         }
         for name in self._modules:
-            self._closures[name] = self._closure(name)
+            self._closures[name] = self._closure(name, imports)
         # Now and not in each program's process: there it would copy every page it touches.
-        for name in [name for name in sys.modules if name not in self.baseline]:
-            del sys.modules[name]
+        self.hide()
         sys.meta_path.insert(sys.meta_path.index(PathFinder), self)
 
-    def _record(
-        self,
-        name: str,
-        globals_: dict[str, object] | None = None,
-        locals_: dict[str, object] | None = None,
-        fromlist: Sequence[str] = (),
-        level: int = 0,
-    ) -> Any:
-        module = self._real_import(name, globals_, locals_, fromlist, level)
-        importer = str((globals_ or {}).get("__name__", ""))
-        edges = self._imports.setdefault(importer, set())
-        if level == 0:
-            parts = name.split(".")
-            edges.update(".".join(parts[:n]) for n in range(1, len(parts) + 1))
-        base = module.__name__ if fromlist or level else name
-        edges.add(base)
-        edges.update(f"{base}.{part}" for part in fromlist or () if f"{base}.{part}" in sys.modules)
-        return module
-
-    def _closure(self, name: str) -> frozenset[str]:
+    def _closure(self, name: str, imports: Mapping[str, Set[str]]) -> frozenset[str]:
         found: set[str] = set()
         todo = [name]
         while todo:
@@ -93,12 +62,17 @@ class Stash:
             if current in found or current not in self._modules:
                 continue
             found.add(current)
-            todo.extend(self._imports.get(current, ()))
+            todo.extend(imports.get(current, ()))
             if "." in current:
                 todo.append(current.rpartition(".")[0])
         return frozenset(found)
 
     # -- after: in a program's process
+
+    def hide(self) -> None:
+        """Takes out of `sys.modules` what a fresh interpreter does not have there."""
+        for name in [name for name in sys.modules if name not in self.baseline]:
+            del sys.modules[name]
 
     def is_own(self, name: str, module: object) -> bool:
         """Whether this is a module of the interpreter's, not of the program's."""
@@ -120,7 +94,8 @@ class Stash:
         for needed in missing:
             if needed != name:
                 sys.modules[needed] = self._modules[needed]
-        return ModuleSpec(name, _Given(module), is_package=hasattr(module, "__path__"))
+        is_package = hasattr(module, "__path__")
+        return ModuleSpec(name, _Given(module), is_package=is_package)  # type: ignore[arg-type]
 
     def _folders_before_standard_ones(self) -> list[str]:
         before = []
@@ -146,7 +121,7 @@ class Stash:
         return spec is not None and spec.loader is not None
 
 
-class _Given(Loader):
+class _Given:
     """Loader of a module that is there already."""
 
     def __init__(self, module: ModuleType) -> None:

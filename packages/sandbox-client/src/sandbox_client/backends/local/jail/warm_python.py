@@ -37,6 +37,7 @@ def run_program(
         environ: the variables that this process was started with.
         real_python: executed where only a real interpreter behaves rightly.
     """
+    stash.hide()  # what the first process's own calls have brought back since
     _prepare(run, path, environ)
     _finish(_execute(run, real_python), stash)
 
@@ -104,7 +105,7 @@ def _load(run: PythonRun, names: dict[str, object], real_python: str) -> CodeTyp
     """Compiles the program; hands over to the real interpreter what is no plain source file."""
     names["__loader__"] = _loader("BuiltinImporter")
     if run.kind == "script":
-        name = os.path.join(run.cwd, run.value.removeprefix("./"))
+        name = os.path.join(run.cwd, run.value)
         try:
             source = _read_script(name)
         except FileNotFoundError as error:
@@ -112,7 +113,7 @@ def _load(run: PythonRun, names: dict[str, object], real_python: str) -> CodeTyp
             sys.stderr.write(f"{run.argv[0]}: {text}\n")
             raise SystemExit(2) from None
         if source is None:
-            os.execv(real_python, run.argv)  # noqa: S606
+            os.execv(real_python, [real_python, *run.argv[1:]])  # noqa: S606
         loader = _loader("SourceFileLoader")
         names.update(__file__=name, __cached__=None, __loader__=loader("__main__", name))
     elif run.kind == "command":
@@ -128,7 +129,7 @@ def _loader(name: str) -> Any:
 
 
 def _read_script(name: str) -> bytes | None:
-    """The source of a plain script; None for folders, archives, byte code, closed files."""
+    """The source of a plain script; None for folders, archives, byte code and the like."""
     try:
         with open(name, "rb") as file:
             source = file.read()
@@ -136,7 +137,7 @@ def _read_script(name: str) -> bytes | None:
         raise
     except OSError:
         return None
-    if source[:4] == b"PK\x03\x04" or source[2:4] == b"\r\n" or name.endswith(".pyc"):
+    if source[2:4] == b"\r\n" or b"\0" in source:
         return None
     return source
 
@@ -179,8 +180,9 @@ def _finish(status: int, stash: Stash) -> None:
     if not _flush_all():
         status = _FLUSH_FAILED
     _tear_down(stash)
-    if not _flush_all():
-        status = _FLUSH_FAILED
+    # What finalizers have printed; a failure has been told already.
+    _flush(sys.stdout)
+    _flush(sys.stderr)
     if status < 0:
         signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
@@ -226,15 +228,7 @@ def _flush(stream: object, *, loud: bool = False) -> bool:
         stream.flush()  # type: ignore[attr-defined]
     except BaseException as error:
         if loud:
-            sys.unraisablehook(_Unraisable(error, stream))  # type: ignore[arg-type]
+            kind = type(error)
+            sys.stderr.write(f"Exception ignored in: {stream!r}\n{kind.__name__}: {error}\n")
         return False
     return True
-
-
-class _Unraisable:
-    def __init__(self, error: BaseException, source: object) -> None:
-        self.exc_type = type(error)
-        self.exc_value = error
-        self.exc_traceback = None
-        self.err_msg = None
-        self.object = source

@@ -4,17 +4,20 @@ One JSON object a packet over a SOCK_SEQPACKET pair, with file descriptors besid
 out of a sandbox is parsed as data and nothing else.
 """
 
+import array
 import json
 import os
 import socket
 from typing import Any
 
-__all__ = ["MAX_PACKET_BYTES", "Message", "receive", "send"]
+__all__ = ["MAX_PACKET_BYTES", "Message", "receive", "receive_packet", "send"]
 
 MAX_PACKET_BYTES = 192 * 1024
 """Largest message. A command line with its environment must fit."""
 
 Message = dict[str, Any]
+
+_FD_BYTES = array.array("i").itemsize
 
 
 def send(channel: socket.socket, message: Message, fds: list[int] | None = None) -> None:
@@ -33,6 +36,22 @@ def send(channel: socket.socket, message: Message, fds: list[int] | None = None)
         channel.send(raw)
 
 
+def receive_packet(
+    channel: socket.socket, max_fds: int, flags: int = 0
+) -> tuple[bytes, list[int], int]:
+    """One packet with its descriptors, which no child inherits, and the flags of recvmsg(2)."""
+    # Not `socket.recv_fds`: it drops the flags that it is given.
+    space = socket.CMSG_SPACE(max_fds * _FD_BYTES) if max_fds else 0
+    raw, ancillary, found, _ = channel.recvmsg(
+        MAX_PACKET_BYTES, space, flags | socket.MSG_CMSG_CLOEXEC
+    )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % _FD_BYTES])
+    return raw, list(fds), found
+
+
 def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors; None when the other end is gone.
 
@@ -40,13 +59,7 @@ def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Message, list[
         BlockingIOError: nothing is there (non-blocking channels).
         ValueError: the packet is not a message.
     """
-    if max_fds:
-        raw, fds, flags, _ = socket.recv_fds(
-            channel, MAX_PACKET_BYTES, max_fds, socket.MSG_CMSG_CLOEXEC
-        )
-    else:
-        raw, _, flags, _ = channel.recvmsg(MAX_PACKET_BYTES)
-        fds = []
+    raw, fds, flags = receive_packet(channel, max_fds)
     if not raw:
         return None
     cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)

@@ -24,6 +24,7 @@
 #endif
 
 #define MAX_PACKET (192 * 1024)
+#define MAX_DESCRIPTOR 256
 
 extern char **environ;
 static char packet[MAX_PACKET];
@@ -35,6 +36,16 @@ static int append(const char *text) {
     memcpy(packet + used, text, size);
     used += size;
     return 1;
+}
+
+/* Descriptors beyond the standard three cannot go along: then the program has to run here. */
+static int has_more_descriptors(void) {
+    struct pollfd more[MAX_DESCRIPTOR - 3];
+    for (int at = 0; at < MAX_DESCRIPTOR - 3; at++) more[at] = (struct pollfd){at + 3, 0, 0};
+    if (poll(more, MAX_DESCRIPTOR - 3, 0) < 0) return 1;
+    for (int at = 0; at < MAX_DESCRIPTOR - 3; at++)
+        if (!(more[at].revents & POLLNVAL)) return 1;
+    return 0;
 }
 
 static int fill(int argc, char **argv) {
@@ -102,6 +113,7 @@ static void end_like(int status, const sigset_t *old) {
 }
 
 int main(int argc, char **argv) {
+    int whole = !has_more_descriptors();
     int channel = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     sigset_t passed, old;
     sigemptyset(&passed);
@@ -110,11 +122,13 @@ int main(int argc, char **argv) {
     sigprocmask(SIG_BLOCK, &passed, &old);
     int signals = signalfd(-1, &passed, SFD_CLOEXEC);
     int status;
-    if (channel >= 0 && signals >= 0 && fill(argc, argv) && request(channel) &&
+    if (whole && channel >= 0 && signals >= 0 && fill(argc, argv) && request(channel) &&
         wait_for(channel, signals, &status))
         end_like(status, &old);
     sigprocmask(SIG_SETMASK, &old, NULL);
+    /* By its own path: it finds its library by the name it is started under. */
+    argv[0] = REAL_PYTHON;
     execv(REAL_PYTHON, argv);
-    fprintf(stderr, "%s: cannot run %s: %s\n", argv[0], REAL_PYTHON, strerror(errno));
+    fprintf(stderr, "cannot run %s: %s\n", REAL_PYTHON, strerror(errno));
     return 127;
 }
