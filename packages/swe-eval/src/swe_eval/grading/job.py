@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from swe_eval.core.verdict import RunEnd, TestStatus
 from swe_eval.grading.host import CommandResult
-from swe_eval.grading.runner import DONE
-from swe_eval.tasks.task import FileTree, TestGrader, TreeFile
+from swe_eval.grading.runner import DONE, SEAL_BYTES
+from swe_eval.tasks.task import FileTree, TestGrader, TestRunner, TreeFile
 
 # Compiling the runner would cost several milliseconds in each sandbox, so code compiled here goes
 # along for interpreters of the same kind.
@@ -28,7 +28,6 @@ exec(code, scope)
 scope["main"](f"{folder}/job")
 """
 BOOT_FILE = "boot.py"
-SEAL_BYTES = 8
 REPORT_BYTES = 256 * 1024
 """Output of the command to keep; holds the records of `tasks.task.MAX_TESTS` tests."""
 
@@ -53,17 +52,30 @@ class RunReport:
     log: str = ""
 
 
-def job_files(grader: TestGrader, tests: tuple[str, ...], *, seal: bytes, workdir: str) -> FileTree:
-    """The files of one run, for a folder of its own."""
+def pack_job(grader: TestGrader, tests: tuple[str, ...], *, workdir: str) -> bytes:
+    """What every run of these tests is told; the same for all attempts at a task."""
+    code: dict[str, bytes] = {}
+    if grader.runner is TestRunner.FUNCTIONS:
+        for path, source in grader.files.items():
+            try:
+                compiled = compile(source, f"<{path}>", "exec", dont_inherit=True, optimize=0)
+            except (SyntaxError, ValueError):
+                continue  # the run reports it
+            code[path] = marshal.dumps(compiled)
     job = {
-        "seal": seal,
         "workdir": workdir,
         "mode": grader.runner.value,
         "files": dict(grader.files),
+        "code": {sys.implementation.cache_tag: code},
         "tests": list(tests),
         "cpu_s": grader.cpu_s,
     }
-    return {**_runner_files(), "job": TreeFile(marshal.dumps(job, _MARSHAL_VERSION))}
+    return marshal.dumps(job, _MARSHAL_VERSION)
+
+
+def job_files(packed: bytes, *, seal: bytes) -> FileTree:
+    """The files of one run, for a folder of its own."""
+    return {**_runner_files(), "job": TreeFile(seal + packed)}
 
 
 @functools.cache

@@ -3,21 +3,24 @@
 import json
 import math
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
 from swe_eval.grading.host import CommandResult, SandboxHost
 from swe_eval.grading.job import (
     BOOT_FILE,
     REPORT_BYTES,
-    SEAL_BYTES,
     job_files,
+    pack_job,
     read_report,
 )
+from swe_eval.grading.runner import SEAL_BYTES
 from swe_eval.tasks.task import FileTree, Reference, ScriptGrader, Task, TestGrader, TreeFile
 
 _REWARD_BYTES = 4096
+_KEPT_JOBS = 256
 _READ_S = 30.0
 # $0 is the script.
 _RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'
@@ -48,6 +51,9 @@ class Trial:
     python: str
     log_bytes: int
     new_secret: Callable[[int], bytes] = secrets.token_bytes
+    _jobs: OrderedDict[tuple[str, int], tuple[TestGrader, bytes]] = field(
+        default_factory=OrderedDict, repr=False
+    )
 
     async def run(
         self, task: Task, sandbox_id: str, *, required: tuple[str, ...] | None = None
@@ -72,7 +78,7 @@ class Trial:
     ) -> Observation:
         seal = self.new_secret(SEAL_BYTES)
         folder = f"/tmp/{self.new_secret(8).hex()}"  # noqa: S108 -- inside the sandbox
-        files = job_files(grader, tests, seal=seal, workdir=task.environment.workdir)
+        files = job_files(self._packed(task, grader, tests), seal=seal)
         await self.host.write_files(sandbox_id, folder, files)
         result = await self.host.run(
             sandbox_id,
@@ -87,6 +93,16 @@ class Trial:
             detail=report.detail,
             log_tail=report.log[-self.log_bytes :],
         )
+
+    def _packed(self, task: Task, grader: TestGrader, tests: tuple[str, ...]) -> bytes:
+        key = (task.task_id, len(tests))
+        known = self._jobs.get(key)
+        if known is None or known[0] is not grader:
+            packed = pack_job(grader, tests, workdir=task.environment.workdir)
+            known = self._jobs[key] = (grader, packed)
+            if len(self._jobs) > _KEPT_JOBS:
+                self._jobs.popitem(last=False)
+        return known[1]
 
     async def _run_script(self, task: Task, grader: ScriptGrader, sandbox_id: str) -> Observation:
         result = await self._run_from(
