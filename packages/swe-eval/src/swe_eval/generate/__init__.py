@@ -21,6 +21,7 @@ from swe_eval.generate.issue import describe_result, write_issue
 from swe_eval.generate.mutate import KINDS, Mutation, mutate
 from swe_eval.generate.names import CONSTANTS, SYLLABLES, Split
 from swe_eval.generate.repository import (
+    BUGS_PER_REPOSITORY,
     GRAMMAR_KINDS,
     HIDDEN_TEST_FILE,
     MODULE_NAMES,
@@ -37,6 +38,7 @@ from swe_eval.generate.written import (
 )
 
 __all__ = [
+    "BUGS_PER_REPOSITORY",
     "CONSTANTS",
     "GRAMMAR_KINDS",
     "HIDDEN_TEST_FILE",

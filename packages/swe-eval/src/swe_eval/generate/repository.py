@@ -18,6 +18,7 @@ from swe_eval.generate.mutate import Mutation, mutate
 from swe_eval.generate.names import Split, draw_repository_name
 
 __all__ = [
+    "BUGS_PER_REPOSITORY",
     "GRAMMAR_KINDS",
     "HIDDEN_TEST_FILE",
     "MODULE_NAMES",

@@ -36,9 +36,9 @@ _KEYWORDS = frozenset({"return", "for", "in", "if", "else", "and", "or", "not", 
 class ExplorerStyle:
     """How thorough the explorer is."""
 
-    test_probability: float = 0.5
+    test_probability: float = 0.7
     """Chance that it runs the test after a change."""
-    retry_probability: float = 0.3
+    retry_probability: float = 0.7
     """Chance that it changes the line again after a failed test."""
     max_edits: int = 3
     """Most changes in one attempt."""
