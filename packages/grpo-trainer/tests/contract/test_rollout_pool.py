@@ -26,7 +26,7 @@ from grpo_trainer.testing.simulated import SimulatedWeightSync
 from rollout_engine.client import ConsumerConfig
 from rollout_engine.types import Assignment, FinishedGroup
 from service_kit.channel import ChannelConfig, open_channel
-from service_kit.errors import leaf_errors
+from service_kit.errors import FailedPrecondition, Reason, leaf_errors
 from service_kit.server import Server, ServerConfig, Service
 from tailrace.rollout.v1 import rollout_service_pb2 as rollout_pb
 from tailrace.rollout.v1 import rollout_service_pb2_grpc as rollout_grpc
@@ -203,15 +203,16 @@ async def test_two_engines_share_the_work(model: Path, tmp_path: Path) -> None:
 async def test_an_engine_that_refuses_the_consumer_ends_the_stage_with_its_reason(
     model: Path, tmp_path: Path
 ) -> None:
-    class Fencing(rollout_grpc.RolloutServiceServicer):
-        async def RunGroups(self, request_iterator, context):  # type: ignore[no-untyped-def]
-            from service_kit.errors import FailedPrecondition, Reason
-
-            raise FailedPrecondition("incarnation 9 has taken over", reason=Reason.FENCED)
-            yield
+    class Fencing(FakeRolloutService):
+        async def RunGroups(
+            self, request_iterator: object, context: object
+        ) -> AsyncIterator[rollout_pb.RunGroupsResponse]:
+            if self.ledger.incarnation < 9:
+                raise FailedPrecondition("incarnation 9 has taken over", reason=Reason.FENCED)
+            yield rollout_pb.RunGroupsResponse()
 
     engine = Engine(model, SimulatedWeightSync())
-    register = partial(rollout_grpc.add_RolloutServiceServicer_to_server, Fencing())
+    register = partial(rollout_grpc.add_RolloutServiceServicer_to_server, Fencing(engine._play))
     entry = Service("tailrace.rollout.v1.RolloutService", register)
     async with Server(ServerConfig(), [entry]) as server:
         engine._bind = server.address

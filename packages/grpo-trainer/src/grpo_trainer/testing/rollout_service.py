@@ -28,10 +28,10 @@ class _Row:
     cursor: int = 0
     group: FinishedGroup | None = None
     received: bool = False
-    decision: int = 0
+    decision: pb.Decision.ValueType = pb.DECISION_UNSPECIFIED
 
     @property
-    def state(self) -> pb.GroupState:
+    def state(self) -> pb.GroupState.ValueType:
         if self.decision:
             return pb.GROUP_STATE_COMMITTED
         if self.received:
@@ -86,6 +86,12 @@ class FakeRolloutService(pb_grpc.RolloutServiceServicer):
             while (response := await outbox.get()) is not None:
                 yield response
             reading.cancel()
+
+    async def GetStatus(  # noqa: N802
+        self, request: pb.GetStatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.GetStatusResponse:
+        """Say how many groups the ledger holds."""
+        return pb.GetStatusResponse(engine_id="fake", groups={"known": len(self.ledger.rows)})
 
     async def _read(
         self,
