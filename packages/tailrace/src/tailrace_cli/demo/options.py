@@ -35,7 +35,7 @@ class DemoOptions(Config):
     """Synchronous instead of asynchronous: each step waits for all of its attempts."""
     control: Control = Control.NONE
     """Which control experiment, if any."""
-    eval_tasks: int = Field(default=120, ge=1)
+    eval_tasks: int = Field(default=130, ge=1)
     """Held-out tasks of each evaluation."""
     eval_attempts: int = Field(default=4, ge=1)
     """Attempts a task in each evaluation."""
