@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
+from rich.markup import escape
 from service_kit.config import ConfigError
 from service_kit.errors import ServiceError
 
 from tailrace_cli.demo.folder import FolderError, RunFolder
 from tailrace_cli.demo.options import Control, DemoOptions
 from tailrace_cli.demo.services import StageFailedError
-from tailrace_cli.stack import StackError, load_stack
+from tailrace_cli.stack import StackError, load_stack, parse_variables
 from tailrace_cli.stack.files import LOCAL_STACK
 
 BAD_INPUT = 2
@@ -31,11 +33,24 @@ app = typer.Typer(
 messages = Console(stderr=True)
 
 StackFile = Annotated[Path, typer.Option("--stack", help="Stack file (TOML).")]
+StateFolder = Annotated[
+    Path | None, typer.Option("--state", help="Folder for logs and state, instead of the file's.")
+]
+Variables = Annotated[
+    list[str] | None,
+    typer.Option("--var", help="Variable of the stack file: name=value; repeatable."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Setting of a service: name.dotted.key=value; repeatable."),
+]
 
 
 def fail(message: str, code: int) -> NoReturn:
     """Prints one message and ends with `code`."""
-    messages.print(f"[bold red]error:[/] {message}", highlight=False, soft_wrap=True)
+    messages.print(
+        f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True, emoji=False
+    )
     raise typer.Exit(code)
 
 
@@ -97,12 +112,13 @@ def demo(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="Setting of a service or recipe: name.dotted.key=value; repeatable."
+            "--set",
+            help="Setting of a service or a recipe (sft, rl): name.dotted.key=value; repeatable.",
         ),
     ] = None,
 ) -> None:
     """Train a tiny coding agent on this machine: base, SFT, asynchronous GRPO, each evaluated."""
-    from tailrace_cli.demo.command import run_demo
+    from tailrace_cli.demo.command import check_options, run_demo
 
     chosen = {
         "seed": seed,
@@ -118,12 +134,14 @@ def demo(
         fail("--resume names the run's folder already; leave out --out", BAD_INPUT)
     try:
         options = DemoOptions.model_validate({k: v for k, v in chosen.items() if v is not None})
-    except ValueError as error:
-        fail(str(error), BAD_INPUT)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        fail("; ".join(wrong), BAD_INPUT)
 
     def folder() -> RunFolder:
         if resume is not None:
             return RunFolder.resume(resume, time.time)
+        check_options(options)
         stamp = time.strftime("%Y%m%d-%H%M%S")
         return RunFolder.create(
             out or Path("runs") / f"demo-{stamp}-seed{seed}", options, time.time
@@ -135,26 +153,40 @@ def demo(
 @app.command()
 def up(
     stack: StackFile = LOCAL_STACK,
-    state: Annotated[
-        Path | None, typer.Option(help="Folder for logs and state, instead of the stack file's.")
-    ] = None,
+    state: StateFolder = None,
+    var: Variables = None,
+    settings: Settings = None,
 ) -> None:
     """Start every service of a stack and keep it running until Ctrl-C."""
     from tailrace_cli.stack.command import run_up
 
-    run(lambda: run_up(load_stack(stack, state_dir=state), messages))
+    run(
+        lambda: run_up(
+            load_stack(
+                stack,
+                state_dir=state,
+                variables=parse_variables(var or ()),
+                settings=settings or (),
+            ),
+            messages,
+        )
+    )
 
 
 @app.command()
 def status(
     stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the services of a running stack: health, versions, queues and limits."""
+    """Show the services of a running stack: health, versions, queues and limits.
+
+    A running stack, a demo's too, has left its own file: --stack STATE_FOLDER/resolved-stack.toml.
+    """
     from tailrace_cli.status import collect, show
 
     async def work() -> int:
-        report = await collect(load_stack(stack))
+        report = await collect(load_stack(stack, variables=parse_variables(var or ())))
         if as_json:
             print(json.dumps(report.as_dict()))
         else:
@@ -167,18 +199,19 @@ def status(
 @app.command()
 def doctor(
     stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check this host and say how to mend what is missing."""
-    from tailrace_cli.doctor import examine, show
+    from tailrace_cli.doctor import as_dict, examine, passed, show
 
     async def work() -> int:
-        findings = examine(load_stack(stack))
+        findings = examine(load_stack(stack, variables=parse_variables(var or ())))
         if as_json:
-            print(json.dumps([vars(f) for f in findings]))
+            print(json.dumps(as_dict(findings)))
         else:
             show(findings, Console())
-        return 1 if any(f.status == "problem" for f in findings) else 0
+        return 0 if passed(findings) else 1
 
     run(work)
 

@@ -15,12 +15,14 @@ from tailrace_cli.demo.record import (
     STAGES,
     TIME_SHARES,
     RunRecord,
+    Step,
     staleness_histogram,
     time_share,
 )
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 LINE_EVERY_S = 5.0
+BAR_WIDTH = 40
 
 
 def sparkline(values: Sequence[float], width: int = 40, top: float | None = None) -> str:
@@ -72,45 +74,66 @@ def panel(record: RunRecord) -> RenderableType:
     stages = Table.grid(padding=(0, 2))
     for name in STAGES:
         stages.add_row(Text(name, style="bold"), Text(score(record, name)))
-    rows: list[RenderableType] = [
-        Text(f"{record.stage}  {record.wall_s:.0f} s", style="bold cyan"),
-        Text(f"pass@1 on held-out tasks (seed {record.seed})", style="dim"),
-        stages,
-    ]
-    for label, steps in (("sft", record.sft_steps), ("rl", record.rl_steps)):
-        total = record.steps_total.get(label, 0)
-        if steps and total:
-            rows.append(
-                Group(
-                    Text(f"{label} step {steps[-1].step} of {total}", style="bold"),
-                    ProgressBar(total=total, completed=steps[-1].step, width=40),
-                )
-            )
+    rows = Table.grid(padding=(0, 2))
+    rows.add_row(Text("stage", style="bold"), f"{record.stage}, {clock_time(record.wall_s)}")
+    rows.add_row(Text("pass@1", style="bold"), stages)
     if record.traces[0] < record.traces[1]:
-        rows.append(Text(f"expert traces {record.traces[0]} of {record.traces[1]}"))
+        rows.add_row("traces", _bar(*record.traces, "by the scripted expert"))
+    for name, steps in (("sft", record.sft_steps), ("rl", record.rl_steps)):
+        total = record.steps_total.get(name, 0)
+        if steps and total:
+            rows.add_row(f"{name} steps", _bar(steps[-1].step, total, _figures(name, steps[-1])))
+    if any(record.groups) and record.stage == "rl":
+        rows.add_row("in flight", _in_flight(record))
     if record.rl_steps:
-        rows += _learning(record)
-    rows += [Text(note, style="yellow") for note in record.notes[-3:]]
-    return Group(*rows)
+        _add_learning(rows, record)
+    return Group(
+        Text(f"tailrace demo, seed {record.seed}", style="bold cyan"),
+        rows,
+        *(Text(note, style="yellow") for note in record.notes[-3:]),
+    )
 
 
-def _learning(record: RunRecord) -> list[RenderableType]:
-    last = record.rl_steps[-1]
+def clock_time(seconds: float) -> str:
+    """Minutes and seconds."""
+    minutes, left = divmod(int(seconds), 60)
+    return f"{minutes}:{left:02d} min"
+
+
+def _bar(done: int, total: int, more: str) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    row.add_row(ProgressBar(total=total, completed=done, width=BAR_WIDTH), f"{done}/{total}", more)
+    return row
+
+
+def _figures(stage: str, step: Step) -> str:
+    if stage == "sft":
+        return f"loss {step.values.get('loss', float('nan')):.3f}"
+    return ""
+
+
+def _in_flight(record: RunRecord) -> str:
+    groups, ready = record.groups
+    text = f"{groups} groups, {ready} more ready to be trained"
+    if record.rl_steps:
+        attempts = record.rl_steps[-1].values.get("attempts_in_flight", 0)
+        text = f"{attempts:.0f} trajectories in {text}"
+    return text
+
+
+def _add_learning(rows: Table, record: RunRecord) -> None:
     rewards = [s.values.get("reward.mean", 0.0) for s in record.rl_steps]
     shares = time_share(record)
     histogram = staleness_histogram(record)
-    return [
-        Text(f"reward     {sparkline(rewards)} {rewards[-1]:.3f}"),
-        Text(
-            f"staleness  {' '.join(f'{k}: {n}' for k, n in histogram.items())} "
-            f"(bound {record.staleness_bound})"
-        ),
-        Text(
-            f"in flight  {last.values.get('attempts_in_flight', 0):.0f} trajectories, "
-            f"{record.groups[0]} groups; {record.groups[1]} groups ready"
-        ),
-        Text("time       " + "  ".join(f"{name} {shares[name]:.0%}" for name in TIME_SHARES)),
-    ]
+    rows.add_row("reward", f"{sparkline(rewards)} {rewards[-1]:.3f}")
+    rows.add_row(
+        "staleness",
+        ", ".join(f"{k}: {n}" for k, n in histogram.items())
+        + f" trajectories (bound {record.staleness_bound})",
+    )
+    rows.add_row(
+        "time", ", ".join(f"{name.replace('_', ' ')} {shares[name]:.0%}" for name in TIME_SHARES)
+    )
 
 
 class LiveView:

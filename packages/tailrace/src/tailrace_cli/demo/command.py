@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import signal
-from collections.abc import AsyncIterator, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator
 
 from rich.console import Console
 from rich.table import Table
 
 from tailrace_cli.demo.folder import RunFolder, read_events, write_json
+from tailrace_cli.demo.options import DemoOptions
 from tailrace_cli.demo.recipes import recipes_of
 from tailrace_cli.demo.record import STAGES, RunRecord, fold, kinds_improved, result
 from tailrace_cli.demo.services import connect
@@ -20,6 +19,7 @@ from tailrace_cli.demo.stages import Demo
 from tailrace_cli.demo.traces import collector
 from tailrace_cli.live import LiveView
 from tailrace_cli.report import write_report
+from tailrace_cli.signals import unless_interrupted
 from tailrace_cli.stack import StackSpec, Supervisor, load_stack
 from tailrace_cli.stack.files import LOCAL_STACK
 from tailrace_cli.stack.health import free_ports
@@ -42,6 +42,16 @@ def demo_stack(folder: RunFolder) -> StackSpec:
     )
 
 
+def check_options(options: DemoOptions) -> None:
+    """Refuses settings that reach nothing, before a folder is made for the run.
+
+    Raises:
+        ConfigError: which setting, and why.
+    """
+    recipes_of(options)
+    load_stack(LOCAL_STACK, settings=options.service_settings)
+
+
 async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
     """Runs or goes on with a demo; prints the table and writes the report.
 
@@ -62,13 +72,19 @@ async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
             write_report(folder.path)
         if not finished:
             console.print(
-                f"stopped; go on with: tailrace demo --resume {folder.path}", soft_wrap=True
+                f"stopped; go on with: tailrace demo --resume {folder.path}",
+                highlight=False,
+                soft_wrap=True,
             )
             return INTERRUPTED
     document = result(record)
     write_json(folder.path / "result.json", document)
     page = write_report(folder.path)
     console.print(table(record), highlight=False)
+    improved = kinds_improved(record)
+    if improved:
+        text = f"{len(improved)} kinds of bugs better after rl: {', '.join(improved)}"
+        console.print(text, highlight=False, soft_wrap=True)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     if as_json:
         print(json.dumps(document))
@@ -87,15 +103,19 @@ async def _run_stages(folder: RunFolder, record: RunRecord, console: Console) ->
     record.apply(started)
     stack = demo_stack(folder)
     targets = {process.name: process.target for process in stack.processes}
-    with LiveView(record, console) as view:
-        async with (
-            _heartbeat(folder, record, view),
-            Supervisor(stack).running(),
-            connect(targets) as services,
-        ):
+
+    async def stages() -> None:
+        async with Supervisor(stack).running(), connect(targets) as services:
             collect = collector(targets, folder.options)
-            demo = Demo(folder, record, services, collect, view.update)
-            return await _unless_interrupted(demo.run())
+            await Demo(folder, record, services, collect, view.update).run()
+
+    def interrupted() -> None:
+        record.apply(folder.record("stage", name="stopping"))
+        view.update()
+
+    with LiveView(record, console) as view:
+        async with _heartbeat(folder, record, view):
+            return await unless_interrupted(stages(), interrupted)
 
 
 @contextlib.asynccontextmanager
@@ -117,28 +137,6 @@ async def _heartbeat(folder: RunFolder, record: RunRecord, view: LiveView) -> As
             await task
 
 
-async def _unless_interrupted(work: Coroutine[Any, Any, None]) -> bool:
-    """True when `work` came to its end, False when SIGINT or SIGTERM came first."""
-    loop = asyncio.get_running_loop()
-    task = asyncio.ensure_future(work)
-    interrupted = False
-
-    def interrupt() -> None:
-        nonlocal interrupted
-        interrupted = True
-        task.cancel()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        await task
-    except asyncio.CancelledError:
-        if not interrupted:
-            raise
-        return False
-    return True
-
-
 def table(record: RunRecord) -> Table:
     """The result: one row a stage."""
     shown = Table(title=f"pass@1 on held-out tasks, seed {record.seed}")
@@ -154,7 +152,4 @@ def table(record: RunRecord) -> Table:
                 f"{e.tasks} x {e.attempts}",
                 ", ".join(map(str, e.versions)),
             )
-    improved = kinds_improved(record)
-    if improved:
-        shown.caption = f"{len(improved)} kinds of bugs better after rl: {', '.join(improved)}"
     return shown

@@ -44,6 +44,13 @@ class StageFailedError(Exception):
 
 
 @dataclass(frozen=True)
+class StageBegan:
+    """The trainer runs the stage, from this step on; again after each restart of the trainer."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class StageStep:
     """Figures of one optimizer step."""
 
@@ -75,7 +82,7 @@ class StageEnd:
     steps: int
 
 
-StageEvent = StageStep | StageVersion | StageNote | StageEnd
+StageEvent = StageBegan | StageStep | StageVersion | StageNote | StageEnd
 
 
 class Patience:
@@ -199,9 +206,7 @@ class Services:
             StageFailedError: the stage ended with an error.
         """
         patience = Patience(f"stage {name}")
-        first = await self.start_stage(name, recipe_toml, kind)
-        if first:
-            yield StageNote(f"stage {name} goes on from step {first}")
+        yield StageBegan(await self.start_stage(name, recipe_toml, kind))
         cursor = 0
         while True:
             request = trainer_pb.WatchStageRequest(name=name, cursor=cursor)
@@ -217,9 +222,8 @@ class Services:
                         return
             except ServiceError as error:
                 await patience.after(error)
-                step = await self.start_stage(name, recipe_toml, kind)
                 cursor = 0  # a trainer that was restarted counts its events anew
-                yield StageNote(f"stage {name} goes on from step {step}")
+                yield StageBegan(await self.start_stage(name, recipe_toml, kind))
 
 
 def _stage_event(name: str, reply: trainer_pb.WatchStageResponse) -> StageEvent | None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tailrace.eval.v1 import eval_service_pb2 as eval_pb
 
@@ -13,7 +13,14 @@ from tailrace_cli.demo.folder import RunFolder
 from tailrace_cli.demo.options import Control, DemoOptions
 from tailrace_cli.demo.recipes import as_toml, recipes_of
 from tailrace_cli.demo.record import RunRecord
-from tailrace_cli.demo.services import Services, StageEnd, StageNote, StageStep, StageVersion
+from tailrace_cli.demo.services import (
+    StageBegan,
+    StageEnd,
+    StageEvent,
+    StageNote,
+    StageStep,
+    StageVersion,
+)
 
 EVALUATION_RESERVE_S = 60.0
 """Kept back from `--minutes` for the last evaluation."""
@@ -24,6 +31,32 @@ TraceCollector = Callable[[Path, Callable[[int, int], None]], Awaitable[None]]
 """Writes expert traces into a file, whole or not at all; see traces.py."""
 
 
+class DemoServices(Protocol):
+    """What the stages ask of the services; `services.Services` over real channels."""
+
+    async def publish(self, stage: str) -> int:
+        """Publishes a stage's weights and waits until the engines serve them; their number."""
+        ...
+
+    def evaluate(
+        self, request: eval_pb.EvaluateRequest
+    ) -> AsyncIterator[eval_pb.EvaluationProgress | eval_pb.EvaluationReport]:
+        """Progress, and the report last."""
+        ...
+
+    def follow_stage(self, name: str, recipe_toml: str) -> AsyncIterator[StageEvent]:
+        """Starts or resumes a stage and follows it to its end."""
+        ...
+
+    async def stop_stage(self, name: str) -> None:
+        """Ends a stage after its present step."""
+        ...
+
+    async def activity(self) -> tuple[int, int] | None:
+        """Groups in flight, and groups ready to be trained."""
+        ...
+
+
 class Demo:
     """Runs what the run's record says is still to be done."""
 
@@ -31,7 +64,7 @@ class Demo:
         self,
         folder: RunFolder,
         record: RunRecord,
-        services: Services,
+        services: DemoServices,
         collect_traces: TraceCollector,
         on_change: Callable[[], None],
     ) -> None:
@@ -116,17 +149,19 @@ class Demo:
     async def _stage(self, name: str, recipe: str, budget_s: float | None = None) -> None:
         """Runs a stage to its end, or stops it when its time is used up."""
         self._emit("stage", name=name)
+        began = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            timer = group.create_task(self._stop_after(name, budget_s))
+            timer = group.create_task(self._stop_after(name, began, budget_s))
             activity = group.create_task(self._show_activity())
-            await self._follow(name, recipe)
+            await self._follow(name, recipe, began)
             timer.cancel()
             activity.cancel()
 
-    async def _stop_after(self, name: str, budget_s: float | None) -> None:
+    async def _stop_after(self, name: str, began: asyncio.Event, budget_s: float | None) -> None:
         if budget_s is None:
             return
         await asyncio.sleep(max(budget_s, 0.0))
+        await began.wait()  # nobody can stop what has not started
         self._emit("note", text=f"time is up: stopping stage {name} after its present step")
         await self._services.stop_stage(name)
 
@@ -137,9 +172,13 @@ class Demo:
             if groups is not None and any(groups):
                 self._emit("activity", in_flight=groups[0], ready=groups[1])
 
-    async def _follow(self, name: str, recipe: str) -> None:
+    async def _follow(self, name: str, recipe: str, began: asyncio.Event) -> None:
         async for event in self._services.follow_stage(name, recipe):
             match event:
+                case StageBegan(step):
+                    began.set()
+                    if step:
+                        self._emit("note", text=f"stage {name} goes on from step {step}")
                 case StageStep(step, values, counts):
                     self._emit("step", stage=name, step=step, values=values, counts=counts)
                 case StageVersion(number, step):

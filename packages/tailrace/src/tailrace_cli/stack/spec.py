@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import tomli_w
 from pydantic import Field, ValidationError, model_validator
 from service_kit.config import Config, ConfigError
 
@@ -171,6 +172,10 @@ def parse_stack(
     data = dict(document)
     folder = Path(state_dir or data.get("state_dir", StackSpec.model_fields["state_dir"].default))
     values = {"base_model": str(BASE_MODEL), "state_dir": str(folder.resolve())}
+    unknown = set(variables or {}) - set(data.get("variables", {})) - set(values)
+    if unknown:
+        known = ", ".join(sorted({*data.get("variables", {}), *values}))
+        raise ConfigError(f"{source} has no variable {', '.join(sorted(unknown))}; known: {known}")
     for name, value in {**data.get("variables", {}), **(variables or {})}.items():
         values[name] = expand(value, values)
     if "processes" in data:
@@ -204,6 +209,18 @@ def apply_setting(tables: Mapping[str, dict[str, Any]], setting: str) -> None:
     for part in folders:
         table = table.setdefault(part, {})
     table[last] = _toml_value(text)
+
+
+def parse_variables(texts: Sequence[str]) -> dict[str, str]:
+    """Variables from `name=value` texts.
+
+    Raises:
+        ConfigError: a text is something else.
+    """
+    for text in texts:
+        if not re.match(r"^\w+=", text):
+            raise ConfigError(f"{text!r} is no variable; expected name=value")
+    return dict(text.split("=", 1) for text in texts)
 
 
 def _toml_value(text: str) -> Any:
@@ -240,3 +257,8 @@ def load_stack(
         variables=variables,
         settings=settings,
     )
+
+
+def dump_stack(spec: StackSpec) -> str:
+    """The text of a stack file that gives this very stack, its variables filled in."""
+    return tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True))

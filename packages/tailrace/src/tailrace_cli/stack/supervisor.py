@@ -18,11 +18,13 @@ from typing import Any, Literal
 import tomli_w
 
 from tailrace_cli.stack.health import is_serving, port_is_free
-from tailrace_cli.stack.spec import ProcessSpec, StackSpec, start_order
+from tailrace_cli.stack.spec import ProcessSpec, StackSpec, dump_stack, start_order
 
 log = logging.getLogger(__name__)
 
 State = Literal["waiting", "starting", "healthy", "restarting", "ended", "failed"]
+RESOLVED = "resolved-stack.toml"
+"""In the state folder: the stack file with its variables filled in."""
 BAD_INPUT = 2
 """Exit code of a process that refused its configuration: restarting cannot help."""
 
@@ -207,6 +209,8 @@ class Supervisor:
         """
         self._refuse_busy_ports()
         self.spec.state_dir.mkdir(parents=True, exist_ok=True)
+        # `tailrace status` finds the stack by it, whatever ports it was given.
+        (self.spec.state_dir / RESOLVED).write_text(dump_stack(self.spec))
         try:
             await self._start_all()
             async with _background(p.keep() for p in self._processes.values()):
