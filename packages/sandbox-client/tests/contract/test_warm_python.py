@@ -146,7 +146,7 @@ COMMAND_LINES = [
     "cd pkg && PY ../helper.py && PY inner.py",
     "PY run_plain.py > /dev/full; echo $?",
     "PY run_exit_number.py; echo $?; PY run_killed.py; echo $?; PY run_interrupt.py; echo $?",
-    "PY -c 'import time; time.sleep(60)' & sleep 0.5; kill -TERM $!; wait $!; echo $?",
+    "exec 2>&-; PY -c 'import time; time.sleep(60)' & sleep 0.5; kill -TERM $!; wait $!; echo $?",
     "timeout -s INT 0.5 PY -c 'import time; time.sleep(60)'; echo $?",
     "echo typed | PY run_stdin.py",
     "bash -c 'PY <(echo \"print(3)\") one'",

@@ -119,7 +119,7 @@ class ForkServer:
         try:
             kernel.unshare(kernel.CLONE_NEWPID)
             try:
-                pid = os.fork()
+                pid = kernel.fork()
             finally:
                 # In the child this would fail and is not needed: it is in its own namespace.
                 if os.getpid() != 1:

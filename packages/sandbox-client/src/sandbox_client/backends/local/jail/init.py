@@ -15,7 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.jail import kernel, wire
 from sandbox_client.backends.local.jail.processes import processes, tree_of
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
 from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims, kill
@@ -178,7 +178,7 @@ class Init:
     def _fork(self) -> int:
         os.pwrite(self._oom_fd, _COMMAND_OOM_SCORE, 0)
         try:
-            pid = os.fork()
+            pid = kernel.fork()
         except OSError:
             os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
             raise

@@ -8,9 +8,11 @@ that comes before the standard library has any of these names.
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Set
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+from typing import Any
 
 __all__ = ["Stash"]
 
@@ -52,7 +54,7 @@ class Stash:
             self._closures[name] = self._closure(name, imports)
         # Now and not in each program's process: there it would copy every page it touches.
         self.hide()
-        sys.meta_path.insert(sys.meta_path.index(PathFinder), self)
+        sys.meta_path.insert(0, self)
 
     def _closure(self, name: str, imports: Mapping[str, Set[str]]) -> frozenset[str]:
         found: set[str] = set()
@@ -92,6 +94,7 @@ class Stash:
         if any(self._is_shadowed(n) for n in missing & self._names_before_standard_ones()):
             return None
         for needed in missing:
+            _catch_up(needed, self._modules[needed])
             if needed != name:
                 sys.modules[needed] = self._modules[needed]
         is_package = hasattr(module, "__path__")
@@ -121,6 +124,17 @@ class Stash:
         return spec is not None and spec.loader is not None
 
 
+def _catch_up(name: str, module: ModuleType) -> None:
+    """Does for a module what its import, or a fork that it knows of, would have done just now."""
+    known: Any = module
+    if name == "random":
+        known.seed()
+    elif name == "threading":
+        known._after_fork()
+    elif name == "logging":
+        known._startTime = time.time()
+
+
 class _Given:
     """Loader of a module that is there already."""
 
@@ -133,10 +147,6 @@ class _Given:
 
     def exec_module(self, module: ModuleType) -> None:
         module.__spec__ = self._spec
-        if module.__name__ == "logging":
-            import time
-
-            module._startTime = time.time()  # type: ignore[attr-defined]
 
 
 _folders: list[str] = []
