@@ -1,0 +1,493 @@
+"""A real stack for tests: `tailrace up` over the shipped stack file, with the scripted engine.
+
+Everything is a process of its own and is reached as a user would reach it: by gRPC, by the ledger's
+file, by the files of the trainer's run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import tomllib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from sandbox_client.client import SandboxClient
+from service_kit.channel import ChannelConfig
+from tailrace.weight_sync.v1 import weight_service_pb2 as weights_pb
+from tailrace_cli.demo.services import (
+    Services,
+    StageEnd,
+    StageEvent,
+    StageNote,
+    StageStep,
+    StageVersion,
+    connect,
+)
+from tailrace_cli.stack.files import BASE_MODEL, LOCAL_STACK
+from tailrace_cli.stack.health import is_serving, port_is_free
+from tailrace_cli.stack.spec import StackSpec, apply_setting, load_stack
+
+SERVICES = ("sandbox", "eval", "weights", "rollout", "trainer")
+START_S = 120.0
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="sandboxes and mounts need root; run the tests as root"
+)
+STAGE = "rl"
+
+Recipe = dict[str, Any]
+
+
+def grpo_recipe(steps: int, **changes: Any) -> Recipe:
+    """Few, small steps; every checkpoint stays, so that a run's whole history can be read."""
+    recipe: Recipe = {
+        "task_set": "train",
+        "max_tasks": 60,
+        "steps": steps,
+        "batch_groups": 3,
+        "group_size": 4,
+        "minibatches": 1,
+        "limits": {"turns": 8, "turn_tokens": 40, "context_tokens": 420},
+        "admission": {"staleness_bound": 2},
+        "optimizer": {"learning_rate": 1e-5},
+        "checkpoint": {"every_steps": 1, "keep": 1000},
+    }
+    return recipe | changes
+
+
+def unused_ports(count: int) -> list[int]:
+    """Ports below those that the system hands out, or a restart could find its own taken."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = random.randrange(12000, 32000)
+        if port_is_free(f"127.0.0.1:{port}"):
+            found.add(port)
+    return list(found)
+
+
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Wait for something that is going to happen.
+
+    Raises:
+        AssertionError: It did not.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        await asyncio.sleep(0.05)
+
+
+# Processes
+
+
+def parents() -> dict[int, int]:
+    """Parent of every process."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                found[int(entry.name)] = int(_stat(int(entry.name))[1])
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def identity(pid: int) -> tuple[int, str] | None:
+    """A process for good: its number and when it started; None if there is none."""
+    try:
+        return pid, _stat(pid)[19]
+    except OSError:
+        return None
+
+
+def descendants(pid: int) -> set[tuple[int, str]]:
+    """Every process below one, by identity."""
+    children: dict[int, list[int]] = {}
+    for child, parent in parents().items():
+        children.setdefault(parent, []).append(child)
+    found: set[tuple[int, str]] = set()
+    left = list(children.get(pid, []))
+    while left:
+        member = left.pop()
+        left += children.get(member, [])
+        known = identity(member)
+        if known is not None:
+            found.add(known)
+    return found
+
+
+def alive(processes: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
+    """Those that are still there, zombies included."""
+    return {process for process in processes if identity(process[0]) == process}
+
+
+# The ledger, from outside
+
+
+@dataclass(frozen=True)
+class LedgerAttempt:
+    """A finished attempt as the ledger has it."""
+
+    group_id: str
+    epoch: int
+    index: int
+    try_number: int
+    outcome: str
+    checksum: bytes
+
+
+@dataclass(frozen=True)
+class LedgerGroup:
+    """A group as the ledger has it."""
+
+    group_id: str
+    epoch: int
+    state: str
+    decision: str | None
+    step: int | None
+    fault_cause: str | None
+    """Why it is quarantined."""
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """The ledger at one moment."""
+
+    groups: Mapping[tuple[str, int], LedgerGroup]
+    attempts: Mapping[tuple[str, int, int], LedgerAttempt]
+    running: int
+
+    def trained(self) -> list[LedgerGroup]:
+        """Groups that the trainer has said it trained."""
+        return [group for group in self.groups.values() if group.decision == "TRAINED"]
+
+
+def read_ledger(folder: Path) -> LedgerView:
+    """Read a ledger while its engine may be running; one transaction, nothing is written."""
+    sql = sqlite3.connect(f"{(folder / 'ledger.sqlite').as_uri()}?mode=ro", uri=True, timeout=10)
+    with contextlib.closing(sql):
+        sql.execute("BEGIN")
+        groups = {
+            (row[0], row[1]): LedgerGroup(*row)
+            for row in sql.execute(
+                "SELECT group_id, epoch, state, decision, step, fault_cause FROM groups"
+            )
+        }
+        attempts = {
+            (row[0], row[1], row[2]): LedgerAttempt(*row)
+            for row in sql.execute(
+                "SELECT group_id, epoch, attempt, try, outcome, checksum FROM tries"
+                " JOIN groups USING (group_row) WHERE final = 1"
+            )
+        }
+        [running] = sql.execute("SELECT count(*) FROM tries WHERE outcome IS NULL").fetchone()
+    return LedgerView(groups, attempts, running)
+
+
+@dataclass
+class Witness:
+    """Looks at the ledger again and again, and remembers what it ever held as finished."""
+
+    folder: Callable[[], Path]
+    attempts: dict[tuple[str, int, int], LedgerAttempt] = field(default_factory=dict)
+    losses: list[str] = field(default_factory=list)
+    looks: int = 0
+
+    def look(self) -> LedgerView | None:
+        """Read the ledger, and compare it with what was seen before; None before its birth."""
+        try:
+            view = read_ledger(self.folder())
+        except sqlite3.OperationalError:
+            return None
+        self.looks += 1
+        for key, seen in self.attempts.items():
+            group = view.groups.get(key[:2])
+            if group is None:
+                self.losses.append(f"group {key[:2]} is gone")
+            elif group.state not in ("COMMITTED", "WITHDRAWN") and view.attempts.get(key) != seen:
+                self.losses.append(f"{seen} became {view.attempts.get(key)}")
+        self.attempts |= view.attempts
+        return view
+
+    async def run(self) -> None:
+        """Look ten times a second."""
+        while True:
+            self.look()
+            await asyncio.sleep(0.1)
+
+
+# The stack
+
+
+class Stack:
+    """`tailrace up` as a process, and its services.
+
+    Args:
+        folder: For the stack's file, its state and its output.
+        settings: `process.dotted.key=value`.
+        engine_delay_s: Longest wait of the scripted engine before an answer.
+        scripted: Use the scripted engine instead of the embedded one.
+        tmpfs_bytes: Mount a file system of this size at the state folder, in a mount namespace that
+            goes with the stack.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Sequence[str] = (),
+        engine_delay_s: float = 0.1,
+        scripted: bool = True,
+        tmpfs_bytes: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.file = folder / "stack.toml"
+        self.state = folder / "state"
+        self.output = folder / "up.log"
+        self._tmpfs_bytes = tmpfs_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        document = stack_document(self.state, engine_delay_s=engine_delay_s, scripted=scripted)
+        tables = {process["name"]: process["config"] for process in document["processes"]}
+        for setting in settings:
+            apply_setting(tables, setting)
+        self.file.write_text(tomli_w.dumps(document))
+        self.spec: StackSpec = load_stack(self.file)
+
+    @property
+    def targets(self) -> dict[str, str]:
+        """host:port of every process."""
+        return {process.name: process.target for process in self.spec.processes}
+
+    @property
+    def supervisor_pid(self) -> int:
+        """Process id of `tailrace up`."""
+        assert self._process is not None
+        return self._process.pid
+
+    def visible(self, path: Path) -> Path:
+        """Where this process sees a path of the stack's."""
+        if not self._tmpfs_bytes:
+            return path
+        return Path(f"/proc/{self.supervisor_pid}/root{path}")
+
+    @property
+    def ledger(self) -> Path:
+        """The ledger's folder."""
+        return self.visible(self.state / "rollout" / "ledger")
+
+    @property
+    def stage_folder(self) -> Path:
+        """What the trainer keeps of the stage."""
+        return self.visible(self.state / "trainer" / "stages" / STAGE)
+
+    async def start(self) -> None:
+        """Start it, and wait until every process serves."""
+        self.spawn()
+        deadline = time.monotonic() + START_S
+        for process in self.spec.processes:
+            while not await is_serving(process):
+                assert self._process is not None
+                assert self._process.poll() is None, f"the stack ended:\n{self.output.read_text()}"
+                assert time.monotonic() < deadline, f"{process.name} does not serve"
+                await asyncio.sleep(0.1)
+
+    def spawn(self) -> subprocess.Popen[bytes]:
+        """Start `tailrace up`."""
+        command = [sys.executable, "-m", "tailrace_cli", "up", "--stack", str(self.file)]
+        if self._tmpfs_bytes:
+            self.state.mkdir(exist_ok=True)
+            mount = f'mount -t tmpfs -o size={self._tmpfs_bytes} test {self.state} && exec "$@"'
+            command = ["unshare", "--mount", "sh", "-c", mount, "up", *command]
+        with self.output.open("ab") as output:
+            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+        return self._process
+
+    def pids(self) -> dict[str, int]:
+        """Process ids of the services that are there now, by name."""
+        found = {}
+        for pid, parent in parents().items():
+            if parent == self.supervisor_pid:
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    if b"--config" in words:
+                        config = Path(words[words.index(b"--config") + 1].decode())
+                        found[config.stem] = pid
+        return found
+
+    async def kill(self, name: str) -> int:
+        """SIGKILL one process; returns once its successor serves, with that one's id."""
+        old = self.pids()[name]
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: self.pids().get(name, old) != old, f"{name} is started again", START_S)
+        [process] = [p for p in self.spec.processes if p.name == name]
+        deadline = time.monotonic() + START_S
+        while not await is_serving(process):
+            assert time.monotonic() < deadline, f"{name} does not serve after its restart"
+            await asyncio.sleep(0.05)
+        return self.pids()[name]
+
+    def kill_everything(self) -> None:
+        """SIGKILL the supervisor and every service, at once."""
+        pids = [self.supervisor_pid, *self.pids().values()]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM to the supervisor; returns its exit code."""
+        process = self._process
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.kill_everything()
+        return process.returncode
+
+    def log(self, name: str) -> str:
+        """What a process has printed, over all its lives."""
+        return self.visible(self.state / "logs" / f"{name}.log").read_text(errors="replace")
+
+    async def sandboxes(self) -> list[str]:
+        """Ids of the sandboxes that exist."""
+        target = ChannelConfig(target=self.targets["sandbox"])
+        async with SandboxClient(target, owner="rollout-engine") as client:
+            return [info.sandbox_id for info in await client.list()]
+
+
+def stack_document(state: Path, *, engine_delay_s: float, scripted: bool) -> dict[str, Any]:
+    """The shipped stack file with free ports and, if asked for, the scripted engine."""
+    document = tomllib.loads(LOCAL_STACK.read_text())
+    *ports, engine_port = unused_ports(len(SERVICES) + 1)
+    document["state_dir"] = str(state)
+    document["variables"] |= {
+        name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)
+    } | {"engine_port": str(engine_port), "run": "test"}
+    document["restart"] = {"backoff_s": 0.2, "backoff_max_s": 1.0}
+    if scripted:
+        [engine] = [p for p in document["processes"] if p["name"] == "engine"]
+        engine["module"] = "scripted_engine"
+        engine["environment"] = {"PYTHONPATH": str(Path(__file__).parent)}
+        engine["config"] = {
+            "model": str(BASE_MODEL),
+            "port": engine["config"]["port"],
+            "delay_s": engine_delay_s,
+        }
+    return document
+
+
+@contextlib.asynccontextmanager
+async def running(stack: Stack) -> AsyncIterator[Services]:
+    """A started stack and calls to it; nothing of it is left afterwards."""
+    try:
+        await stack.start()
+        async with connect(stack.targets) as services:
+            yield services
+    finally:
+        stack.stop()
+
+
+# Runs
+
+
+@dataclass
+class StageRun:
+    """A stage and what was heard of it."""
+
+    events: list[StageEvent] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[StageStep]:
+        """Steps in the order in which they were told."""
+        return [event for event in self.events if isinstance(event, StageStep)]
+
+    @property
+    def versions(self) -> list[StageVersion]:
+        """Published versions."""
+        return [event for event in self.events if isinstance(event, StageVersion)]
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes."""
+        return [event.text for event in self.events if isinstance(event, StageNote)]
+
+    @property
+    def ended(self) -> StageEnd | None:
+        """How it ended."""
+        last = self.events[-1] if self.events else None
+        return last if isinstance(last, StageEnd) else None
+
+    @property
+    def newest_step(self) -> int:
+        """The last step that was told."""
+        return self.steps[-1].step if self.steps else 0
+
+    def counts(self) -> Counter[str]:
+        """Counts of all steps together."""
+        total: Counter[str] = Counter()
+        for step in self.steps:
+            total.update(step.counts)
+        return total
+
+    async def follow(self, services: Services, recipe: Recipe) -> None:
+        """Start the stage and listen to its end, whatever dies meanwhile."""
+        async for event in services.follow_stage(STAGE, tomli_w.dumps(recipe), "rl"):
+            self.events.append(event)
+
+
+@dataclass(frozen=True)
+class TrainedGroup:
+    """A decision that a checkpoint of the trainer holds."""
+
+    group_id: str
+    epoch: int
+    step: int
+
+
+def trained_groups(stage_folder: Path) -> set[TrainedGroup]:
+    """Every group that any checkpoint of the stage says was trained."""
+    return {
+        TrainedGroup(group_id, epoch, step)
+        for state in checkpoint_states(stage_folder)
+        for group_id, epoch, _, decision, step in state["stage"]["flow"]["book"]["verdicts"]
+        if decision == "TRAINED"
+    }
+
+
+def checkpoint_states(stage_folder: Path) -> Iterator[dict[str, Any]]:
+    """The states of all checkpoints."""
+    for folder in sorted((stage_folder / "checkpoints").glob("step-*")):
+        yield json.loads((folder / "state.json").read_text())
+
+
+def stage_events(stage_folder: Path) -> list[dict[str, Any]]:
+    """The trainer's own record of the stage's events, over all its lives."""
+    lines = (stage_folder / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+async def announced_versions(services: Services, run: str = "test") -> list[Any]:
+    """What WeightService holds of a run, oldest first."""
+    reply = await services.weights.ListVersions(weights_pb.ListVersionsRequest(run=run), timeout=10)
+    return [announced.version for announced in reply.versions]
