@@ -61,7 +61,7 @@ def tensors_of(config: dict[str, Any], seed: int) -> dict[str, torch.Tensor]:
         "model.norm.weight": norm(hidden),
     }
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = 2 * matrix(config["vocab_size"], hidden)
+        tensors["lm_head.weight"] = matrix(config["vocab_size"], hidden)
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         tensors |= {

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 from rollout_engine.engines.api import engine_app
 from rollout_engine.engines.api_generate import GenerateEndpoint
 from rollout_engine.engines.backend import Report, WeightUpdate
-from rollout_engine.engines.cpu.prefix import PrefixStore
+from rollout_engine.engines.cpu.prefix import PrefixIndex
 from rollout_engine.engines.errors import InvalidRequest
 from rollout_engine.engines.http_server import listen, running, until_signal, url_of
 from rollout_engine.engines.types import (
@@ -40,7 +40,7 @@ from rollout_engine.engines.types import (
 )
 from rollout_engine.engines.wire import Json
 
-_KEPT_TOKENS = 1 << 20
+_KEPT_TOKENS = 1 << 16
 _LOGPROB = -0.25
 
 
@@ -132,7 +132,7 @@ class ScriptedEngine:
         self._unpaused.set()
         self._running: dict[int, _Running] = {}
         self._numbers = itertools.count()
-        self._prefixes: PrefixStore[None] = PrefixStore(_KEPT_TOKENS)
+        self._prefixes = PrefixIndex(_KEPT_TOKENS)
 
     async def generate(
         self, request: EngineRequest, sample_index: int, report: Report | None
@@ -158,7 +158,9 @@ class ScriptedEngine:
         self, entry: _Running, reply: ScriptedReply, report: Report | None
     ) -> Generation:
         request, began = entry.request, self.label
-        cached = min(self._prefixes.match(list(request.input_ids))[0], len(request.input_ids) - 1)
+        cached = min(
+            self._prefixes.match(list(request.input_ids)).length, len(request.input_ids) - 1
+        )
         if reply.fault is Fault.HANG:
             await entry.aborted.wait()
         elif reply.delay_s > 0 or not self._unpaused.is_set():
@@ -171,7 +173,7 @@ class ScriptedEngine:
         elif reply.fault is not None:
             finish = _fault(reply.fault)
         self.tokens_generated += len(output)
-        self._prefixes.insert([*request.input_ids, *output], None)
+        self._prefixes.insert([*request.input_ids, *output], 0)
         half = len(output) // 2 if began != self.label else 0
         spans = (LabelSpan(began, 0, half), LabelSpan(self.label, half, len(output)))
         logprobs = tuple(reply.logprobs)[: len(output)] or (_LOGPROB,) * len(output)

@@ -1,4 +1,4 @@
-"""The KV cache: one preallocated block of memory, a fixed row for each running sequence."""
+"""The KV cache: preallocated rows for running sequences, and slots for tokens that are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ def round_up(positions: int) -> int:
 
 
 class KvCache:
-    """Keys and values, float32 `[layers, 2, rows, kv_heads, positions, head_dim]`.
+    """Keys and values, float32.
+
+    Those of running sequences are `[layers, 2, rows, kv_heads, positions, head_dim]`, those of kept
+    tokens `[slots, layers, 2, kv_heads, head_dim]`.
 
     The memory is claimed from the system as rows fill up, not at once.
 
@@ -37,7 +40,7 @@ class KvCache:
         mask: `[rows * kv_heads, 1, positions]`, 0 at positions in use and -inf elsewhere.
     """
 
-    def __init__(self, spec: ModelSpec, rows: int, positions: int) -> None:
+    def __init__(self, spec: ModelSpec, rows: int, positions: int, slots: int) -> None:
         self.rows = rows
         self.positions = round_up(positions)
         self._kv_heads = spec.kv_heads
@@ -45,6 +48,9 @@ class KvCache:
         # numpy's zeros are untouched pages; torch's would be written at once.
         self._array = np.zeros(shape, np.float32)
         self._memory = torch.from_numpy(self._array)
+        self._by_layer = [(layer[0], layer[1]) for layer in self._memory]
+        kept = (slots, spec.layers, 2, spec.kv_heads, spec.head_dim)
+        self._kept = torch.from_numpy(np.zeros(kept, np.float32))
         self.layers = [layer.reshape(-1, spec.head_dim) for layer in self._array]
         planes = np.arange(2)[None, None, :] * (rows * spec.kv_heads)
         heads = np.arange(rows * spec.kv_heads).reshape(rows, spec.kv_heads, 1)
@@ -63,8 +69,8 @@ class KvCache:
 
     def rows_view(self, layer: int, first: int, end: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of some rows, both `[rows, kv_heads, length, head_dim]`."""
-        part = self._memory[layer, :, first:end, :, :length]
-        return part[0], part[1]
+        keys, values = self._by_layer[layer]
+        return keys[first:end, :, :length], values[first:end, :, :length]
 
     def use(self, positions: NDArray[np.int64]) -> None:
         """Unmask one position in each of the first rows."""
@@ -75,13 +81,15 @@ class KvCache:
         self._mask_by_row[row, :, :length] = 0.0
         self._mask_by_row[row, :, length:] = -np.inf
 
-    def save(self, row: int, length: int) -> Tensor:
-        """Copy the first positions of a row out: `[layers, 2, kv_heads, length, head_dim]`."""
-        return self._memory[:, :, row, :, :length].clone()
+    def save(self, row: int, start: int, slots: list[int]) -> None:
+        """Copy a row's positions from `start` on into slots."""
+        part = self._memory[:, :, row, :, start : start + len(slots)]
+        self._kept.index_copy_(0, torch.tensor(slots), part.permute(3, 0, 1, 2, 4))
 
-    def restore(self, row: int, saved: Tensor, length: int) -> None:
-        """Copy the first positions of something saved into a row."""
-        self._memory[:, :, row, :, :length].copy_(saved[:, :, :, :length])
+    def restore(self, row: int, slots: list[int]) -> None:
+        """Copy slots into a row's first positions."""
+        part = self._kept.index_select(0, torch.tensor(slots))
+        self._memory[:, :, row, :, : len(slots)].copy_(part.permute(1, 2, 3, 0, 4))
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first positions of a row, and its mask, to another row."""

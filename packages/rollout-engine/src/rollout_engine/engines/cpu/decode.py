@@ -47,7 +47,7 @@ class _Group:
     Attributes:
         queries: Where the padded queries `[rows, kv_heads, time, group]` lie among the packed.
         outputs: Where the packed tokens' `[tokens, kv_heads, group]` lie among the padded outputs
-            `[rows, time, group, kv_heads]`.
+            `[rows, kv_heads, time, group]`.
         mask: `[rows, 1, time * group, length]`, added to the scores.
     """
 
@@ -248,20 +248,18 @@ class Decoder:
         np.vecdot(states.x_array, states.x_array, out=scale)
         np.divide(scale, self._hidden, out=scale)
         np.add(scale, self._eps, out=scale)
-        np.sqrt(scale, out=scale)
-        torch.div(states.x, states.scale, out=states.normed)
+        torch.mul(states.x, states.scale.rsqrt_(), out=states.normed)
         states.normed.mul_(weight)
 
     def _project(self, views: _Views, layer: Layer) -> None:
         """Make queries, keys and values, normed and rotated, in `views.qkv`."""
         self._norm(views.states, layer.input_norm)
         torch.mm(views.states.normed, layer.qkv, out=views.qkv)
-        # x / sqrt(sum(x * x) + head_dim * eps): the table of rotations has the missing factor.
+        # x * rsqrt(sum(x * x) + head_dim * eps): the table of rotations has the missing factor.
         scale = views.head_scale_array
         np.vecdot(views.query_key_array, views.query_key_array, out=scale)
         np.add(scale, self._head_eps, out=scale)
-        np.sqrt(scale, out=scale)
-        torch.div(views.query_key, views.head_scale, out=views.head_normed)
+        torch.mul(views.query_key, views.head_scale.rsqrt_(), out=views.head_normed)
         views.head_normed.mul_(layer.qk_norm)
         torch.mul(views.head_normed_pairs, views.rope_pairs, out=views.query_key_pairs)
 
@@ -293,7 +291,7 @@ class Decoder:
         queries = (packed[:, None, :] * spec.kv_heads + heads[None, :, None]) * (spec.group + 2)
         row = np.repeat(np.arange(rows), counts)
         step = np.arange(len(row)) - np.repeat(offsets - first_token, counts)
-        outputs = ((row * time + step)[:, None] * spec.group + group)[:, None, :] * spec.kv_heads
+        outputs = ((row[:, None] * spec.kv_heads + heads) * time + step[:, None]) * spec.group
         allowed = np.arange(length)[None, None, :] <= (starts[:, None] + steps)[:, :, None]
         mask = np.where(allowed, np.float32(0), np.float32(-np.inf))
         return _Group(
@@ -304,7 +302,7 @@ class Decoder:
             time=time,
             length=length,
             queries=torch.from_numpy((queries[..., None] + group).reshape(-1)),
-            outputs=torch.from_numpy((outputs + heads[None, :, None]).reshape(-1)),
+            outputs=torch.from_numpy((outputs[..., None] + group).reshape(-1)),
             mask=torch.from_numpy(np.repeat(mask, spec.group, axis=1)[:, None]),
         )
 
@@ -320,8 +318,7 @@ class Decoder:
             attn_mask=group.mask,
             scale=1.0,
         )
-        # The kernel's result has its heads next to the values: seen so, no copy is needed.
-        flat = attended.transpose(1, 2).reshape(-1, spec.head_dim)
+        flat = attended.reshape(-1, spec.head_dim)
         out = views.attended[group.first_token : group.end_token].view(-1, spec.head_dim)
         torch.index_select(flat, 0, group.outputs, out=out)
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rollout_engine.engines.cpu.batch import ABORTED, Admission, Batch, Chunk, Sequence
 from rollout_engine.engines.cpu.cache import KvCache, bytes_per_token
 from rollout_engine.engines.cpu.config import CpuEngineConfig
 from rollout_engine.engines.cpu.decode import Decoder, PromptChunk
 from rollout_engine.engines.cpu.noise import derive_seed
-from rollout_engine.engines.cpu.prefix import Entry, PrefixStore
+from rollout_engine.engines.cpu.prefix import Match, PrefixIndex
 from rollout_engine.engines.cpu.rows import Rows
 from rollout_engine.engines.cpu.sampling import Sampled, sample, top_of
 from rollout_engine.engines.cpu.weights import Weights
@@ -29,14 +28,6 @@ from rollout_engine.engines.errors import EngineBusy, EnginePoisoned, InvalidReq
 from rollout_engine.engines.types import EngineLoad, EngineRequest, Finish, FinishKind, PauseMode
 
 _SEED_LIMIT = 1 << 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A finished sequence's keys and values, and the oldest weights that made any of them."""
-
-    memory: Tensor
-    epoch: int
 
 
 @dataclass(slots=True)
@@ -82,12 +73,12 @@ class CpuEngine:
         self._weights = weights
         self._epoch_labels = [self.label]
         rows = config.max_running_requests
-        self._cache = KvCache(spec, rows, self.context_tokens)
+        self._cache = KvCache(spec, rows, self.context_tokens, config.prefix_cache_tokens)
         self._decoder = Decoder(spec, self._cache, config.prefill_tokens)
         self._rows = Rows(rows, spec.vocab, self._cache.positions)
         self._batch = Batch(rows, config.prefill_tokens, config.prefix_cache_tokens)
-        self._prefixes: PrefixStore[_Kept] = PrefixStore(config.prefix_cache_tokens)
-        self._matches: dict[int, Entry[_Kept]] = {}
+        self._prefixes = PrefixIndex(config.prefix_cache_tokens)
+        self._matches: dict[int, Match] = {}
         self._numbers = itertools.count()
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
 
@@ -289,20 +280,16 @@ class CpuEngine:
         self._matches.clear()
 
     def _match(self, sequence: Sequence) -> int:
-        length, entry = self._prefixes.match(sequence.tokens)
-        if entry is not None:
-            self._matches[sequence.number] = entry
-        return length
+        match = self._matches[sequence.number] = self._prefixes.match(sequence.tokens)
+        return match.length
 
     def _place(self, admission: Admission) -> None:
         sequence, row, reused = admission.sequence, admission.row, admission.reused
         sequence.kv_epoch = len(self._epoch_labels) - 1
-        entry = self._matches.pop(sequence.number, None)
         if reused > 0:
-            assert entry is not None
-            self._cache.restore(row, entry.value.memory, reused)
-            # Keys of a sequence are made from its start on: the first are the oldest.
-            sequence.kv_epoch = entry.value.epoch
+            match = self._matches[sequence.number]
+            self._cache.restore(row, match.slots[:reused])
+            sequence.kv_epoch = match.epoch
         if not sequence.marks:
             self.counters.prompt_tokens += sequence.prompt_tokens
             self.counters.cached_tokens += reused
@@ -399,9 +386,9 @@ class CpuEngine:
             self._rows.move(move.source, move.target)
 
     def _keep(self, sequence: Sequence, row: int, tokens: list[int]) -> None:
-        if len(tokens) <= self.config.prefix_cache_tokens and not self._prefixes.covers(tokens):
-            memory = self._cache.save(row, len(tokens))
-            self._prefixes.insert(tokens, _Kept(memory, sequence.kv_epoch))
+        start, slots = self._prefixes.insert(tokens, sequence.kv_epoch)
+        if slots:
+            self._cache.save(row, start, slots)
 
     def _retract(self) -> None:
         for row, sequence in enumerate(self._batch.running):

@@ -1,151 +1,155 @@
-"""Which kept sequence shares the longest prefix with a new one. Pure: values are opaque.
+"""Which leading tokens of a prompt have been computed before, and where that is kept.
 
-A radix tree over token ids. Since a longer sequence serves every use of its own prefixes, only
-sequences that are no prefix of another are kept: entries are exactly the leaves.
+Pure bookkeeping: a radix tree over token ids whose nodes own *slots*, numbers that stand for places
+in somebody else's memory. Sequences that start alike share the slots of what they have in common.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
-V = TypeVar("V")
 Tokens = list[int]
 
 
 @dataclass(slots=True, eq=False)
-class _Node(Generic[V]):
+class _Node:
     edge: Tokens
-    parent: _Node[V] | None
-    children: dict[int, _Node[V]] = field(default_factory=dict)
-    entry: Entry[V] | None = None
+    slots: list[int]
+    epoch: int
+    parent: _Node | None
+    children: dict[int, _Node] = field(default_factory=dict)
 
 
-@dataclass(slots=True, eq=False)
-class Entry(Generic[V]):
-    """A kept sequence: how many tokens it has, and what is kept for it."""
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What is kept of a prompt's start.
 
-    length: int
-    value: V
-    _node: _Node[V]
-
-
-class PrefixStore(Generic[V]):
-    """Kept sequences within a budget of tokens; the least recently used leave first.
-
-    Args:
-        budget_tokens: Sum of the lengths of all entries, at most. 0 keeps nothing.
+    Attributes:
+        slots: Of its leading tokens, in order.
+        epoch: The oldest among those that they were inserted with.
     """
 
-    def __init__(self, budget_tokens: int) -> None:
-        self._budget = budget_tokens
-        self._root: _Node[V] = _Node([], None)
-        self._entries: OrderedDict[int, Entry[V]] = OrderedDict()
-        self.tokens = 0
-        """Sum of the lengths of all entries."""
+    slots: list[int]
+    epoch: int
+
+    @property
+    def length(self) -> int:
+        """How many tokens are kept."""
+        return len(self.slots)
+
+
+class PrefixIndex:
+    """Kept tokens, at most `capacity`; the least recently used leave first, from their end.
+
+    A node is never used longer ago than one below it, so that the least recently used is a leaf.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self.clear()
 
     def __len__(self) -> int:
-        return len(self._entries)
-
-    def __iter__(self) -> Iterator[Entry[V]]:
-        return iter(self._entries.values())
-
-    def match(self, tokens: Tokens) -> tuple[int, Entry[V] | None]:
-        """Return the length of the longest prefix that an entry shares, and that entry."""
-        node, depth, within = self._walk(tokens)
-        if depth == 0:
-            return 0, None
-        # Every entry below the point where the walk ended shares those `depth` tokens.
-        if within:
-            node = node.children[tokens[depth - within]]
-        while node.entry is None:
-            node = next(iter(node.children.values()))
-        self._entries.move_to_end(id(node.entry))
-        return depth, node.entry
-
-    def covers(self, tokens: Tokens) -> bool:
-        """Whether an entry starts with all of `tokens`, so that keeping them would add nothing."""
-        return self._walk(tokens)[1] == len(tokens)
-
-    def insert(self, tokens: Tokens, value: V) -> None:
-        """Keep `value` for `tokens`, unless an entry starts with them. Drops what no longer fits.
-
-        Entries that `tokens` starts with are dropped: the new one serves in their place.
-        """
-        if not tokens or len(tokens) > self._budget:
-            return
-        node, depth, within = self._walk(tokens)
-        if depth == len(tokens):
-            return
-        if within:
-            node = self._split(node.children[tokens[depth - within]], within)
-        if node.entry is not None:
-            self._forget(node.entry)
-            # The leaf grows in place: its edge just becomes longer.
-            node.edge = node.edge + tokens[depth:]
-            self._keep(node, len(tokens), value)
-            return
-        leaf: _Node[V] = _Node(tokens[depth:], node)
-        node.children[tokens[depth]] = leaf
-        self._keep(leaf, len(tokens), value)
+        return self._capacity - len(self._free)
 
     def clear(self) -> None:
-        """Drop every entry."""
-        self._root = _Node([], None)
-        self._entries.clear()
-        self.tokens = 0
+        """Forget everything."""
+        self._root = _Node([], [], 0, None)
+        self._free = list(range(self._capacity - 1, -1, -1))
+        self._used: OrderedDict[int, _Node] = OrderedDict()
 
-    def _walk(self, tokens: Tokens) -> tuple[_Node[V], int, int]:
+    def match(self, tokens: Tokens) -> Match:
+        """Return what is kept of the start of `tokens`, and call it used."""
+        path, within = self._walk(tokens)
+        self._touch(path)
+        slots: list[int] = []
+        for node in path:
+            slots += node.slots
+        if within:
+            del slots[len(slots) - len(path[-1].edge) + within :]
+        return Match(slots, min((node.epoch for node in path), default=0))
+
+    def insert(self, tokens: Tokens, epoch: int) -> tuple[int, list[int]]:
+        """Keep `tokens`; drop others if there is no room.
+
+        Returns:
+            From which index on tokens were not kept yet, and the slots of those from there on that
+            are kept now: of all, or of fewer if `tokens` alone is more than fits.
+        """
+        path, within = self._walk(tokens)
+        self._touch(path)
+        start = sum(len(node.edge) for node in path)
+        if within:
+            start += within - len(path[-1].edge)
+        if start == len(tokens):
+            return start, []
+        if within:
+            path[-1] = self._split(path[-1], within)
+            self._touch(path)
+        parent = path[-1] if path else self._root
+        self._make_room(len(tokens) - start, keep=set(map(id, path)))
+        slots = [self._free.pop() for _ in range(min(len(tokens) - start, len(self._free)))]
+        if slots:
+            node = _Node(tokens[start : start + len(slots)], slots, epoch, parent)
+            parent.children[node.edge[0]] = node
+            self._used[id(node)] = node
+            self._touch(path)
+        return start, slots
+
+    def _walk(self, tokens: Tokens) -> tuple[list[_Node], int]:
         """Follow `tokens` as far as they go.
 
         Returns:
-            The last node that was reached, how many tokens matched in all, and how many of these
-            lie on the edge to a further node that was not reached.
+            The nodes from below the root on, and how much of the last one's edge was followed if
+            that was not all of it, else 0.
         """
+        path: list[_Node] = []
         node, depth, total = self._root, 0, len(tokens)
         while depth < total:
             child = node.children.get(tokens[depth])
             if child is None:
-                return node, depth, 0
+                break
+            path.append(child)
             edge = child.edge
             if tokens[depth : depth + len(edge)] != edge:
-                within = _common(edge, tokens, depth)
-                return node, depth + within, within
+                return path, _common(edge, tokens, depth)
             node, depth = child, depth + len(edge)
-        return node, depth, 0
+        return path, 0
 
-    def _split(self, child: _Node[V], at: int) -> _Node[V]:
-        """Cut the edge to `child` after `at` tokens and return the new node between."""
-        parent = child.parent
+    def _touch(self, path: list[_Node]) -> None:
+        for node in reversed(path):
+            self._used.move_to_end(id(node))
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Cut a node's edge after `at` tokens and return the part above."""
+        upper = _Node(node.edge[:at], node.slots[:at], node.epoch, node.parent)
+        assert node.parent is not None
+        node.parent.children[upper.edge[0]] = upper
+        upper.children[node.edge[at]] = node
+        node.edge, node.slots, node.parent = node.edge[at:], node.slots[at:], upper
+        self._used[id(upper)] = upper
+        return upper
+
+    def _make_room(self, tokens: int, keep: set[int]) -> None:
+        """Free slots of the least recently used until `tokens` are free or none but `keep` is left.
+
+        What is in `keep` was used last, and so comes last.
+        """
+        while len(self._free) < tokens:
+            node = next(iter(self._used.values()), None)
+            if node is None or id(node) in keep:
+                return
+            cut = max(0, len(node.edge) - (tokens - len(self._free)))
+            self._free += reversed(node.slots[cut:])
+            del node.edge[cut:], node.slots[cut:]
+            if not node.edge:
+                self._drop(node)
+
+    def _drop(self, node: _Node) -> None:
+        parent = node.parent
         assert parent is not None
-        middle: _Node[V] = _Node(child.edge[:at], parent, {child.edge[at]: child})
-        parent.children[middle.edge[0]] = middle
-        child.edge, child.parent = child.edge[at:], middle
-        return middle
-
-    def _keep(self, node: _Node[V], length: int, value: V) -> None:
-        node.entry = Entry(length, value, node)
-        self._entries[id(node.entry)] = node.entry
-        self.tokens += length
-        while self.tokens > self._budget:
-            self._remove(next(iter(self._entries.values())))
-
-    def _forget(self, entry: Entry[V]) -> None:
-        del self._entries[id(entry)]
-        self.tokens -= entry.length
-
-    def _remove(self, entry: Entry[V]) -> None:
-        self._forget(entry)
-        node, parent = entry._node, entry._node.parent
-        assert parent is not None
-        del parent.children[node.edge[0]]
-        if len(parent.children) == 1 and parent.parent is not None:
-            (only,) = parent.children.values()
-            only.edge = parent.edge + only.edge
-            only.parent = parent.parent
-            parent.parent.children[only.edge[0]] = only
+        del self._used[id(node)]
+        parent.children = {key: c for key, c in parent.children.items() if c is not node}
 
 
 def _common(edge: Tokens, tokens: Tokens, start: int) -> int:
@@ -157,4 +161,4 @@ def _common(edge: Tokens, tokens: Tokens, start: int) -> int:
     return count
 
 
-__all__ = ["Entry", "PrefixStore", "Tokens"]
+__all__ = ["Match", "PrefixIndex", "Tokens"]

@@ -40,13 +40,10 @@ def sample(logits: Tensor, rows: Rows) -> Sampled:
     noise = torch.from_numpy(draw(rows.noise[:count]))
     if not rows.plain[:count].all():
         return _sample_special(logits, noise, rows)
-    logprobs = torch.log_softmax(logits, -1)
-    return _sampled(logprobs, _inverse_cdf(logprobs.exp(), noise))
-
-
-def _sampled(logprobs: Tensor, tokens: Tensor) -> Sampled:
-    chosen = tokens.numpy()[:, 0]
-    return Sampled(chosen, logprobs.numpy()[np.arange(len(chosen)), chosen])
+    probabilities = torch.softmax(logits, -1)
+    tokens = _inverse_cdf(probabilities, noise).numpy()[:, 0]
+    # A token that was drawn has no vanishing probability: its logarithm is exact to 1e-7.
+    return Sampled(tokens, np.log(probabilities.numpy()[rows.arange[:count], tokens]))
 
 
 def _inverse_cdf(weights: Tensor, noise: Tensor) -> Tensor:
@@ -73,10 +70,11 @@ def _sample_special(logits: Tensor, noise: Tensor, rows: Rows) -> Sampled:
         drawn = _inverse_cdf(logprobs.exp(), noise)
         tokens = torch.where(torch.from_numpy(greedy[:, None]), tokens, drawn)
     if filtered.any():
-        chosen = torch.from_numpy(np.flatnonzero(filtered))
-        filters = torch.from_numpy(rows.filters)[chosen]
-        tokens[chosen] = _draw_filtered(logprobs[chosen], noise[chosen], filters)
-    result = _sampled(logprobs, tokens)
+        some = torch.from_numpy(np.flatnonzero(filtered))
+        filters = torch.from_numpy(rows.filters)[some]
+        tokens[some] = _draw_filtered(logprobs[some], noise[some], filters)
+    chosen = tokens.numpy()[:, 0]
+    result = Sampled(chosen, logprobs.numpy()[rows.arange[:count], chosen])
     for row in np.flatnonzero(rows.top_logprobs[:count]).tolist():
         result.top[row] = top_of(logprobs[row], int(rows.top_logprobs[row]))
     return result
