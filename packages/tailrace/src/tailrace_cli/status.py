@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import grpc
-from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from service_kit.channel import ChannelConfig, open_channel
 from service_kit.errors import ServiceError
 from tailrace.eval.v1 import eval_service_pb2 as eval_pb
@@ -92,51 +95,98 @@ async def _ask(process: ProcessSpec) -> ServiceStatus:
         return ServiceStatus(process.name, process.address, False, error=str(error))
     finally:
         await channel.close()
-    details = MessageToDict(reply, preserving_proto_field_name=True)
-    return ServiceStatus(process.name, process.address, True, details)
+    return ServiceStatus(process.name, process.address, True, fields_of(reply))
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """A message as plain values: zeros included, integers as integers, enums by short name."""
+    return {
+        field.name: _value(field, getattr(message, field.name))
+        for field in message.DESCRIPTOR.fields
+        if not field.has_presence or message.HasField(field.name)
+    }
+
+
+def _value(field: Any, value: Any) -> Any:
+    nested = field.message_type
+    if nested is not None and nested.GetOptions().map_entry:
+        inner = nested.fields_by_name["value"]
+        return {str(key): _single(inner, value[key]) for key in value}
+    return [_single(field, v) for v in value] if field.is_repeated else _single(field, value)
+
+
+def _single(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return fields_of(value)
+    if field.enum_type is not None:
+        prefix = re.sub(r"(?<!^)(?=[A-Z])", "_", field.enum_type.name).upper() + "_"
+        return field.enum_type.values_by_number[value].name.removeprefix(prefix)
+    return value
 
 
 def limiters(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of the limiters that a service reports: in use of limit, and who waits."""
     rows = []
     for limiter in details.get("limiters", []):
-        used, limit = limiter.get("in_use", 0), limiter.get("limit", 0)
-        waiting = int(limiter.get("waiting", 0))
-        text = f"{used:g} of {limit:g}"
-        if waiting:
-            text += f", {waiting} waiting (median {limiter.get('wait_p50_s', 0):.2f} s)"
-        rows.append((limiter["name"], text))
-    return rows
-
-
-def plain(details: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Rows of everything else, nested values in one line."""
-    rows = []
-    for name, value in details.items():
-        if name == "limiters":
-            continue
-        if isinstance(value, list):
-            text = "; ".join(_inline(item) for item in value)
-        else:
-            text = _inline(value)
+        name, used, limit = limiter["name"], limiter["in_use"], limiter["limit"]
+        shown = _bytes if name.endswith("_bytes") else "{:g}".format
+        text = f"{shown(used)} of {shown(limit)}" if limit else f"{shown(used)}, no limit"
+        if limiter["waiting"]:
+            text += f", {limiter['waiting']} waiting (median {limiter['wait_p50_s']:.2f} s)"
         rows.append((name, text))
     return rows
 
 
+def _bytes(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB"
+
+
+def plain(details: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of everything else that says something; one row for each item of a list."""
+    rows: list[tuple[str, str]] = []
+    for name, value in details.items():
+        if name == "limiters":
+            continue
+        items = value if isinstance(value, list) else [value]
+        for item in items:
+            nested = _lists(item)
+            text = _inline({k: v for k, v in item.items() if k not in nested} if nested else item)
+            if text:
+                rows.append((name, text))
+            rows += [
+                (f"  {k}", _inline(entry)) for k, entries in nested.items() for entry in entries
+            ]
+    return rows
+
+
+def _lists(item: Any) -> dict[str, list[Any]]:
+    if not isinstance(item, Mapping):
+        return {}
+    return {key: value for key, value in item.items() if isinstance(value, list)}
+
+
 def _inline(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{k}={_inline(v)}" for k, v in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        shown = {k: v for k, v in value.items() if v not in ("", [], {}, None)}
+        return ", ".join(f"{k} {_inline(v)}" for k, v in shown.items())
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 def show(status: StackStatus, console: Console) -> None:
-    """A table a service."""
+    """A table a service, and last what does not answer."""
     for service in status.services:
-        state = "[green]serving[/]" if service.serving else f"[red]{service.error}[/]"
+        state = "[green]serving[/]" if service.serving else f"[red]{escape(service.error)}[/]"
         console.print(f"[bold]{service.name}[/] {service.address}  {state}", highlight=False)
-        rows = plain(service.details) + limiters(service.details)
+        rows = limiters(service.details) + plain(service.details)
         if rows:
             table = Table.grid(padding=(0, 2))
             for name, text in rows:
-                table.add_row(f"  {name}", text)
-            console.print(table, highlight=False)
+                table.add_row(Text(f"  {name}"), Text(text))
+            console.print(table)
+    silent = [s.name for s in status.services if not s.serving]
+    if silent:
+        console.print(
+            f"{len(silent)} of {len(status.services)} not serving: {', '.join(silent)}",
+            style="red",
+            highlight=False,
+        )
