@@ -102,7 +102,7 @@ def start_service() -> Iterator[Callable[..., RunningService]]:
         yield start
         for running in started:
             if running.process is not None and running.process.poll() is None:
-                running.kill()
+                running.stop()  # not killed: nobody would come after it to clean up
 
 
 @pytest.fixture

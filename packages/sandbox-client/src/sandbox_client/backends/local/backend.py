@@ -84,6 +84,7 @@ class LocalBackend:
                 f"this host cannot isolate sandboxes, and they never run without isolation: {text}"
             )
         self._lock = _take_lock(self._state)
+        _allow_many_open_files()
         self._run_dir.mkdir(exist_ok=True)
         ended = end_leftover(self._record)
         self._cgroups = detect_cgroups(self._local.cgroup_parent, self.service_id)
@@ -334,6 +335,12 @@ class LocalBackend:
         if "memory" not in self._cgroups.bases:
             limits.append((resource.RLIMIT_AS, defaults.memory_bytes))
         return limits
+
+
+def _allow_many_open_files() -> None:
+    """Every sandbox holds a few descriptors; the usual soft limit is meant for other programs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _take_lock(state: Path) -> IO[bytes]:
