@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,10 +12,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rollout_engine.config import ConsumersConfig, RefillConfig, WorkConfig
 from rollout_engine.testing import MemoryEngine, ScriptTurn, no_hook
-from service_kit.channel import ChannelConfig
-from service_kit.errors import AlreadyExists, FailedPrecondition, NotFound, Reason, service_error
+from service_kit.channel import ChannelConfig, open_channel
+from service_kit.errors import (
+    AlreadyExists,
+    FailedPrecondition,
+    NotFound,
+    Reason,
+    service_error,
+)
 from swe_eval.config import EvaluationConfig
 from tailrace.eval.v1 import eval_service_pb2 as pb
+from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceStub
 
 if TYPE_CHECKING:
     from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceAsyncStub as Stub
@@ -147,6 +156,72 @@ async def test_a_caller_that_leaves_resumes_by_name_and_nothing_is_run_twice(
                 break
             except FailedPrecondition:
                 await asyncio.sleep(0.05)
+    assert (report.tasks, report.pass_at_1) == (6, 0.5)
+    assert len(started) == len(set(started)) == 24
+
+
+class Process:
+    """`python -m swe_eval serve` as a process of its own."""
+
+    def __init__(self, folder: Path, engine: str) -> None:
+        self.address_file = folder / "address"
+        self.address_file.unlink(missing_ok=True)
+        settings = [
+            "server.bind=127.0.0.1:0",
+            f"server.address_file={self.address_file}",
+            f"evaluation.state_dir={folder / 'state'}",
+            "evaluation.heartbeat_s=0.2",
+            f'evaluation.rollout_targets=[{{target="{engine}"}}]',
+        ]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "swe_eval", "serve", *(f"--set={s}" for s in settings)]
+        )
+
+    async def address(self) -> str:
+        async with asyncio.timeout(60):
+            while not self.address_file.exists():  # noqa: ASYNC110 -- another process writes it
+                await asyncio.sleep(0.05)
+        return self.address_file.read_text().strip()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+async def test_a_killed_service_resumes_by_name_and_nothing_is_run_or_counted_twice(
+    tmp_path: Path,
+) -> None:
+    gate = asyncio.Event()
+    started: list[str] = []
+    graded: list[str] = []
+
+    async def hook(kind: str, name: str) -> None:
+        if kind == "create":
+            started.append(name)
+        if kind == "grade":
+            graded.append(name)
+            if name != graded[0]:
+                await gate.wait()
+
+    async with MemoryEngine(tmp_path / "ledger", half, QUICK, hook) as engine:
+        first = Process(tmp_path, engine.address)
+        try:
+            async with open_channel(ChannelConfig(target=await first.address())) as channel:
+                done = 0
+                async for event in EvalServiceStub(channel).Evaluate(request(), timeout=60):
+                    done = max(done, event.progress.attempts_done)
+                    if done >= 4 and len(started) == 24:
+                        break
+                first.kill()
+                gate.set()
+        finally:
+            first.kill()
+        second = Process(tmp_path, engine.address)
+        try:
+            async with open_channel(ChannelConfig(target=await second.address())) as channel:
+                report = await evaluate(EvalServiceStub(channel))
+        finally:
+            second.kill()
     assert (report.tasks, report.pass_at_1) == (6, 0.5)
     assert len(started) == len(set(started)) == 24
 
