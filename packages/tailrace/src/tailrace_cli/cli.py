@@ -56,8 +56,13 @@ def fail(message: str, code: int) -> NoReturn:
 
 def run(work: Callable[[], Coroutine[Any, Any, int]]) -> None:
     """Runs a command's coroutine; errors that a user can act on become messages and exit codes."""
+    guarded(lambda: asyncio.run(work()))
+
+
+def guarded(work: Callable[[], int]) -> None:
+    """Runs a command that returns its exit code; its errors become messages and exit codes."""
     try:
-        code = asyncio.run(work())
+        code = work()
     except KeyboardInterrupt:
         messages.print("stopped")
         raise typer.Exit(INTERRUPTED) from None
@@ -205,7 +210,7 @@ def doctor(
     """Check this host and say how to mend what is missing."""
     from tailrace_cli.doctor import as_dict, examine, passed, show
 
-    async def work() -> int:
+    def work() -> int:
         findings = examine(load_stack(stack, variables=parse_variables(var or ())))
         if as_json:
             print(json.dumps(as_dict(findings)))
@@ -213,7 +218,7 @@ def doctor(
             show(findings, Console())
         return 0 if passed(findings) else 1
 
-    run(work)
+    guarded(work)
 
 
 @app.command()
@@ -223,11 +228,11 @@ def report(
     """Write a run's report.html again, from its recorded events."""
     from tailrace_cli.report import write_report
 
-    async def work() -> int:
+    def work() -> int:
         print(write_report(folder))
         return 0
 
-    run(work)
+    guarded(work)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def examine(stack: StackSpec) -> list[Finding]:
         *memory.check(),
         *disk.check(),
         *ulimits.check(),
-        *sandbox.check(),
+        *sandbox.check(stack),
         *ports.check(stack),
     ]
 
