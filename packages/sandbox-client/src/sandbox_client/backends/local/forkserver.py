@@ -16,6 +16,7 @@ from pathlib import Path
 from sandbox_client.backends.local import jail
 from sandbox_client.backends.local.host import BasePython, compiler
 from sandbox_client.backends.local.jail import template, wire
+from sandbox_client.backends.local.packets import PacketSender
 from sandbox_client.errors import IsolationUnavailable, SandboxUnavailable
 
 __all__ = ["ForkServerProcess", "compile_shim", "end_leftover", "write_record"]
@@ -32,6 +33,7 @@ class ForkServerProcess:
     def __init__(self, process: subprocess.Popen[bytes], control: socket.socket, log: Path) -> None:
         self._process = process
         self._control = control
+        self._sender = PacketSender(control, lambda _: self.kill())
         self._log = log
         self._failures: dict[str, Callable[[str], None]] = {}
         self._exited: dict[str, asyncio.Future[None]] = {}
@@ -142,10 +144,10 @@ class ForkServerProcess:
 
     def _send(self, message: wire.Message, fds: list[int]) -> None:
         try:
-            wire.send(self._control, message, fds)
+            self._sender.send(message, fds)
         except OSError as error:
             raise SandboxUnavailable(
-                f"the fork-server cannot be asked now: {error.strerror}"
+                f"the fork-server cannot be asked: {error.strerror}"
             ) from error
 
     def _read(self) -> None:
@@ -186,6 +188,7 @@ class ForkServerProcess:
         if not self.alive:
             return
         self.alive = False
+        self._sender.close()
         asyncio.get_running_loop().remove_reader(self._control.fileno())
         self._control.close()
         self._process.kill()

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.packets import PacketSender
 from sandbox_client.errors import SandboxGone, TooLarge
 
 __all__ = ["InitChannel"]
@@ -34,6 +35,9 @@ class InitChannel:
         # Nobody may be waiting any more when it fails.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         channel.setblocking(False)
+        self._sender = PacketSender(
+            channel, lambda why: self.lose(f"its first process cannot be reached: {why}")
+        )
         self._loop.add_reader(channel.fileno(), self._read)
 
     def require_living(self) -> None:
@@ -62,7 +66,7 @@ class InitChannel:
         """
         self.require_living()
         try:
-            wire.send(self._channel, message, fds)
+            self._sender.send(message, fds or ())
         except ValueError as error:
             raise TooLarge(f"the command with its environment is too long: {error}") from error
         except OSError as error:
@@ -77,6 +81,7 @@ class InitChannel:
             self._cause = "memory_limit"
             why += "; its memory limit was reached"
         self.lost = why
+        self._sender.close()
         self._loop.remove_reader(self._channel.fileno())
         self._channel.close()
         if not self.ready.done():

@@ -8,9 +8,18 @@ import array
 import json
 import os
 import socket
+from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MAX_PACKET_BYTES", "Message", "receive", "receive_packet", "send"]
+__all__ = [
+    "MAX_PACKET_BYTES",
+    "Message",
+    "encode",
+    "receive",
+    "receive_packet",
+    "send",
+    "send_packet",
+]
 
 MAX_PACKET_BYTES = 192 * 1024
 """Largest message. A command line with its environment must fit."""
@@ -20,20 +29,29 @@ Message = dict[str, Any]
 _FD_BYTES = array.array("i").itemsize
 
 
-def send(channel: socket.socket, message: Message, fds: list[int] | None = None) -> None:
-    """Sends one message.
+def encode(message: Message) -> bytes:
+    """A message as a packet.
 
     Raises:
-        OSError: the other end is gone.
-        ValueError: the message is too long.
+        ValueError: it is too long.
     """
     raw = json.dumps(message, separators=(",", ":")).encode()
     if len(raw) > MAX_PACKET_BYTES:
         raise ValueError(f"message of {len(raw)} bytes, at most {MAX_PACKET_BYTES} fit")
+    return raw
+
+
+def send_packet(channel: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:
+    """Sends a packet with descriptors beside it; raises `OSError` if that cannot be."""
     if fds:
-        socket.send_fds(channel, [raw], fds)
+        socket.send_fds(channel, [raw], list(fds))
     else:
         channel.send(raw)
+
+
+def send(channel: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+    """Encodes and sends a message."""
+    send_packet(channel, encode(message), fds)
 
 
 def receive_packet(
