@@ -17,17 +17,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from rollout_engine.engines.cpu.cache import KvCache, round_up
+from rollout_engine.engines.cpu.experts import add_experts
 from rollout_engine.engines.cpu.spec import ModelSpec
-from rollout_engine.engines.cpu.weights import DenseMlp, ExpertsMlp, Layer, Weights
+from rollout_engine.engines.cpu.weights import DenseMlp, Layer, Weights
+from rollout_engine.engines.cpu.workspace import (
+    Attention,
+    AttentionKey,
+    States,
+    Views,
+    Workspace,
+    rope_table,
+)
 
 _MAX_KEPT_VIEWS = 1024
 _PAD_ALLOWANCE = 64
 """Rows are padded to the longest of their group while that wastes at most so many tokens more than
 half of the group's own."""
-
-
-_Key = tuple[int, int]
-"""Decoding rows and positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,83 +67,6 @@ class _Group:
     mask: Tensor
 
 
-class _States:
-    """Hidden states `x` of some tokens and room for their norm."""
-
-    def __init__(self, memory: Tensor, tokens: int) -> None:
-        self.x, self.normed = memory[:, :tokens]
-        self.x_array = self.x.numpy()
-        self.scale = torch.empty(tokens, 1)
-        self.scale_array = self.scale.squeeze(-1).numpy()
-
-
-class _Views:
-    """The workspace cut to a number of packed tokens."""
-
-    def __init__(self, space: _Workspace, spec: ModelSpec, tokens: int) -> None:
-        kv_heads, group, head_dim = spec.kv_heads, spec.group, spec.head_dim
-        self.states = _States(space.states, tokens)
-        self.qkv = space.qkv[:tokens]
-        self.heads_flat = self.qkv.view(-1, head_dim)
-        heads = self.qkv.view(tokens, kv_heads, group + 2, head_dim)
-        self.query_array = heads[:, :, :group].numpy()
-        self.key_value_array = heads[:, :, group:].numpy()
-        self.query_key = heads[:, :, : group + 1]
-        self.query_key_array = self.query_key.numpy()
-        self.query_key_pairs = _as_pairs(self.query_key)
-        self.head_scale = space.head_scale[:tokens]
-        self.head_scale_array = self.head_scale.squeeze(-1).numpy()
-        self.head_normed = space.head_normed[:tokens]
-        self.head_normed_pairs = _as_pairs(self.head_normed)
-        self.rope = space.rope[:tokens]
-        self.rope_pairs = _as_pairs(self.rope).unsqueeze(1)
-        self.attended = space.attended[:tokens]
-        self.gate_up, self.act = space.gate_up[:tokens], space.act[:tokens]
-        self.gate, self.up = self.gate_up.chunk(2, -1)
-        self.kv_index = space.kv_index[:tokens]
-        self.ids, self.positions = space.ids[:tokens], space.positions[:tokens]
-
-
-class _Workspace:
-    """Preallocated memory for every intermediate result of a step of at most `tokens` tokens."""
-
-    def __init__(self, spec: ModelSpec, tokens: int) -> None:
-        hidden, head_dim = spec.hidden, spec.head_dim
-        qk = (tokens, spec.kv_heads, spec.group + 1)
-        self.states = torch.empty(2, tokens, hidden)
-        self.picked = torch.empty(2, tokens, hidden)
-        self.qkv = torch.empty(tokens, spec.kv_heads * (spec.group + 2) * head_dim)
-        self.head_scale, self.head_normed = torch.empty(*qk, 1), torch.empty(*qk, head_dim)
-        self.rope = torch.empty(tokens, spec.group + 1, head_dim)
-        self.attended = torch.empty(tokens, spec.heads * head_dim)
-        self.gate_up = torch.empty(tokens, 2 * spec.intermediate)
-        self.act = torch.empty(tokens, spec.intermediate)
-        self.kv_index = np.empty((tokens, spec.kv_heads, 2), np.int64)
-        self.ids = torch.empty(tokens, dtype=torch.int64)
-        self.positions = torch.empty(tokens, dtype=torch.int64)
-        self.ids_array, self.positions_array = self.ids.numpy(), self.positions.numpy()
-
-
-class _Attention:
-    """Views for decoding rows `[0, rows)` over `length` positions of the cache."""
-
-    def __init__(
-        self, spec: ModelSpec, cache: KvCache, space: _Workspace, scores: Tensor, key: _Key
-    ) -> None:
-        rows, length = key
-        flat = rows * spec.kv_heads
-        self.layers = [cache.views(layer, rows, length) for layer in range(spec.layers)]
-        self.mask = cache.mask[:flat, :, :length]
-        self.scores = scores[: flat * spec.group * length].view(flat, spec.group, length)
-        self.scores_array = self.scores.view(rows, spec.kv_heads, spec.group, length).numpy()
-        self.attended = space.attended[:rows].view(flat, spec.group, spec.head_dim)
-
-
-def _as_pairs(tensor: Tensor) -> Tensor:
-    """View neighbours in the last dimension as complex numbers."""
-    return torch.view_as_complex(tensor.view(*tensor.shape[:-1], tensor.shape[-1] // 2, 2))
-
-
 class Decoder:
     """Computes steps over one KV cache.
 
@@ -151,17 +79,17 @@ class Decoder:
     def __init__(self, spec: ModelSpec, cache: KvCache, prompt_tokens: int) -> None:
         self._spec = spec
         self._cache = cache
-        self._space = _Workspace(spec, cache.rows + prompt_tokens)
+        self._space = Workspace(spec, cache.rows + prompt_tokens)
         self._scores = torch.empty(cache.rows * spec.heads * cache.positions)
-        self._rope = _rope_table(spec, cache.positions)
+        self._rope = rope_table(spec, cache.positions)
         # numpy wants its scalars typed: a Python float would be converted at every call.
         self._hidden = np.float32(spec.hidden)
         self._eps = np.float32(spec.norm_eps)
         self._head_eps = np.float32(spec.norm_eps * spec.head_dim)
-        self._views: dict[int, _Views] = {}
-        self._picked: dict[int, _States] = {}
-        self._states = _States(self._space.states, 0)
-        self._attention: dict[_Key, _Attention] = {}
+        self._views: dict[int, Views] = {}
+        self._picked: dict[int, States] = {}
+        self._states = States(self._space.states, 0)
+        self._attention: dict[AttentionKey, Attention] = {}
 
     def forward(
         self,
@@ -199,18 +127,19 @@ class Decoder:
             states.x.addmm_(views.attended, layer.out)
             self._norm(states, layer.mlp_norm)
             if isinstance(layer.mlp, DenseMlp):
-                torch.mm(states.normed, layer.mlp.gate_up, out=views.gate_up)
-                torch.mul(functional.silu(views.gate, inplace=True), views.up, out=views.act)
-                states.x.addmm_(views.act, layer.mlp.down)
+                for block in views.mlp_blocks:
+                    torch.mm(block.normed, layer.mlp.gate_up, out=block.gate_up)
+                    torch.mul(functional.silu(block.gate, inplace=True), block.up, out=block.act)
+                    block.x.addmm_(block.act, layer.mlp.down)
             else:
-                _add_experts(states.x, states.normed, layer.mlp)
+                add_experts(states.x, states.normed, layer.mlp)
 
     def logits(self, weights: Weights, rows: Sequence[int] | None = None) -> Tensor:
         """Return float32 `[n, vocab]` for all tokens of the last step, or for some of them."""
         states = self._states
         if rows is not None:
             if len(rows) not in self._picked:
-                self._picked[len(rows)] = _States(self._space.picked, len(rows))
+                self._picked[len(rows)] = States(self._space.picked, len(rows))
             states = self._picked[len(rows)]
             torch.index_select(self._states.x, 0, torch.tensor(rows), out=states.x)
         self._norm(states, weights.norm)
@@ -223,7 +152,7 @@ class Decoder:
         computed: NDArray[np.int64],
         chunks: Sequence[PromptChunk],
         prompt_ids: Sequence[int],
-    ) -> _Views:
+    ) -> Views:
         """Write tokens, positions and places in the cache into the workspace."""
         space, index = self._space, self._cache.index
         tokens = decoding + len(prompt_ids)
@@ -238,11 +167,11 @@ class Decoder:
             space.kv_index[place] = index[chunk.row] + positions[:, None, None]
         views = self._views.get(tokens)
         if views is None:
-            views = self._views[tokens] = _Views(self._space, self._spec, tokens)
+            views = self._views[tokens] = Views(self._space, self._spec, tokens)
         torch.index_select(self._rope, 0, views.positions, out=views.rope)
         return views
 
-    def _norm(self, states: _States, weight: Tensor) -> None:
+    def _norm(self, states: States, weight: Tensor) -> None:
         # Of one number for each token, numpy is done sooner than torch.
         scale = states.scale_array
         np.vecdot(states.x_array, states.x_array, out=scale)
@@ -251,7 +180,7 @@ class Decoder:
         torch.mul(states.x, states.scale.rsqrt_(), out=states.normed)
         states.normed.mul_(weight)
 
-    def _project(self, views: _Views, layer: Layer) -> None:
+    def _project(self, views: Views, layer: Layer) -> None:
         """Make queries, keys and values, normed and rotated, in `views.qkv`."""
         self._norm(views.states, layer.input_norm)
         torch.mm(views.states.normed, layer.qkv, out=views.qkv)
@@ -263,14 +192,14 @@ class Decoder:
         views.head_normed.mul_(layer.qk_norm)
         torch.mul(views.head_normed_pairs, views.rope_pairs, out=views.query_key_pairs)
 
-    def _attend_views(self, decoding: int, computed: NDArray[np.int64]) -> _Attention:
+    def _attend_views(self, decoding: int, computed: NDArray[np.int64]) -> Attention:
         self._cache.use(computed)
         key = (decoding, round_up(int(computed.max()) + 1))
         attention = self._attention.get(key)
         if attention is None:
             if len(self._attention) >= _MAX_KEPT_VIEWS:
                 self._attention.clear()
-            attention = _Attention(self._spec, self._cache, self._space, self._scores, key)
+            attention = Attention(self._spec, self._cache, self._space, self._scores, key)
             self._attention[key] = attention
         return attention
 
@@ -306,7 +235,7 @@ class Decoder:
             mask=torch.from_numpy(np.repeat(mask, spec.group, axis=1)[:, None]),
         )
 
-    def _attend_group(self, views: _Views, group: _Group, layer: int) -> None:
+    def _attend_group(self, views: Views, group: _Group, layer: int) -> None:
         spec = self._spec
         rows = group.end_row - group.first_row
         keys, values = self._cache.rows_view(layer, group.first_row, group.end_row, group.length)
@@ -323,7 +252,7 @@ class Decoder:
         torch.index_select(flat, 0, group.outputs, out=out)
 
 
-def _attend(queries: NDArray[np.float32], attention: _Attention, layer: int) -> None:
+def _attend(queries: NDArray[np.float32], attention: Attention, layer: int) -> None:
     keys, values = attention.layers[layer]
     # numpy's BLAS is called once for each head: for such small products that takes half the time
     # of torch.bmm, which shines where the other factor isn't transposed.
@@ -345,46 +274,6 @@ def _grouped(chunks: Sequence[PromptChunk]) -> list[list[PromptChunk]]:
             groups.append([chunk])
             total = longest = chunk.count
     return groups
-
-
-def _add_experts(x: Tensor, normed: Tensor, mlp: ExpertsMlp) -> None:
-    """Add the chosen experts' output to `x` [tokens, hidden]."""
-    spec = mlp.spec
-    share, expert = torch.softmax(normed @ mlp.router, -1).topk(spec.per_token)
-    if spec.normalise:
-        share = share / share.sum(-1, keepdim=True)
-    # Sorted by expert, each expert's tokens are neighbours: one product each, without padding.
-    order = expert.view(-1).argsort(stable=True)
-    token = order.div(spec.per_token, rounding_mode="floor")
-    ends = np.cumsum(np.bincount(expert.numpy().ravel(), minlength=spec.count)).tolist()
-    parts = [
-        (index, slice(start, end))
-        for index, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-        if end > start
-    ]
-    inputs = normed.index_select(0, token)
-    gate_up = inputs.new_empty(len(token), 2 * spec.intermediate)
-    for index, part in parts:
-        torch.mm(inputs[part], mlp.gate_up[index], out=gate_up[part])
-    gate, up = gate_up.chunk(2, -1)
-    act = functional.silu(gate).mul_(up)
-    outputs = torch.empty_like(inputs)
-    for index, part in parts:
-        torch.mm(act[part], mlp.down[index], out=outputs[part])
-    outputs.mul_(share.view(-1, 1).index_select(0, order))
-    x.index_add_(0, token, outputs)
-
-
-def _rope_table(spec: ModelSpec, positions: int) -> Tensor:
-    """Return `[positions, group + 1, head_dim]`: cosine and sine of each pair of dimensions.
-
-    They are scaled by what the norm of queries and keys leaves out, and queries besides by the
-    attention's own factor: `sqrt(head_dim)` for keys, and 1 in all for queries.
-    """
-    steps = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    angles = torch.arange(positions).float()[:, None] * (1.0 / spec.rope_theta**steps)[None, :]
-    pairs = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
-    return torch.stack([pairs] * spec.group + [pairs * spec.head_dim**0.5], 1).contiguous()
 
 
 __all__ = ["Decoder", "PromptChunk"]

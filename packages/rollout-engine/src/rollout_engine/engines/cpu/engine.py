@@ -10,7 +10,6 @@ import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,29 +18,17 @@ from rollout_engine.engines.cpu.batch import ABORTED, Admission, Batch, Chunk, S
 from rollout_engine.engines.cpu.cache import KvCache, bytes_per_token
 from rollout_engine.engines.cpu.config import CpuEngineConfig
 from rollout_engine.engines.cpu.decode import Decoder, PromptChunk
+from rollout_engine.engines.cpu.limits import Counters, check_memory, check_prompt
 from rollout_engine.engines.cpu.noise import derive_seed
 from rollout_engine.engines.cpu.prefix import Match, PrefixIndex
+from rollout_engine.engines.cpu.prompts import packed, score_prompts
 from rollout_engine.engines.cpu.rows import Rows
-from rollout_engine.engines.cpu.sampling import Sampled, sample, top_of
+from rollout_engine.engines.cpu.sampling import Sampled, sample
 from rollout_engine.engines.cpu.weights import Weights
-from rollout_engine.engines.errors import EngineBusy, EnginePoisoned, InvalidRequest
+from rollout_engine.engines.errors import EngineBusy, EnginePoisoned
 from rollout_engine.engines.types import EngineLoad, EngineRequest, Finish, FinishKind, PauseMode
 
 _SEED_LIMIT = 1 << 64
-
-
-@dataclass(slots=True)
-class Counters:
-    """Totals since the start."""
-
-    steps: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    generated_tokens: int = 0
-    finished: int = 0
-    aborted: int = 0
-    weight_updates: int = 0
 
 
 class CpuEngine:
@@ -63,7 +50,7 @@ class CpuEngine:
         self.config = config
         self.spec = spec
         self.context_tokens = min(config.context_tokens, spec.max_positions)
-        _check_memory(config, self.context_tokens, bytes_per_token(spec))
+        check_memory(config, self.context_tokens, bytes_per_token(spec))
         self.label = config.weight_version
         self.poisoned = ""
         """Why the engine must not serve; empty if it may."""
@@ -119,7 +106,7 @@ class CpuEngine:
                 f"The request queue is full: {len(self._batch.waiting)} requests wait, "
                 "max_queued_requests allows no more. Retry later."
             )
-        self._check_prompt(request)
+        check_prompt(request, self.spec.vocab, self.context_tokens)
         number = next(self._numbers)
         sampling = request.sampling
         seed = sampling.sampling_seed
@@ -259,21 +246,6 @@ class CpuEngine:
             tokens_generated=counters.generated_tokens,
         )
 
-    def _check_prompt(self, request: EngineRequest) -> None:
-        count = len(request.input_ids)
-        if count == 0:
-            raise InvalidRequest("input_ids is empty: a prompt needs at least one token.")
-        if count >= self.context_tokens:
-            raise InvalidRequest(
-                f"The input ({count} tokens) is longer than the model's context length "
-                f"({self.context_tokens} tokens)."
-            )
-        if min(request.input_ids) < 0 or max(request.input_ids) >= self.spec.vocab:
-            raise InvalidRequest(
-                f"input_ids must be in [0, {self.spec.vocab}), found "
-                f"{min(request.input_ids)} to {max(request.input_ids)}."
-            )
-
     def _admit(self) -> None:
         for admission in self._batch.admit(self._match):
             self._place(admission)
@@ -300,7 +272,7 @@ class CpuEngine:
         batch, rows = self._batch, self._rows
         decoding = batch.decoding
         chunks = batch.chunks()
-        parts, prompt_ids = _packed(chunks, decoding)
+        parts, prompt_ids = packed(chunks, decoding)
         self._decoder.forward(
             self._weights, rows.last[:decoding], rows.computed[:decoding], parts, prompt_ids
         )
@@ -320,7 +292,7 @@ class CpuEngine:
             Which packed tokens are followed by a sampled one: those of rows that decoded, and the
             last of each prompt that is complete now.
         """
-        self._score_prompts(chunks, parts)
+        score_prompts(self._decoder, self._weights, chunks, parts)
         self._batch.computed(chunks)
         wanted = list(range(decoding))
         for chunk, part in zip(chunks, parts, strict=True):
@@ -404,53 +376,5 @@ class CpuEngine:
         oldest = self._epoch_labels[sequence.kv_epoch]
         sequence.marks.append((output_tokens, self.label, oldest))
 
-    def _score_prompts(self, chunks: list[Chunk], parts: list[PromptChunk]) -> None:
-        """Record log-probabilities of prompt tokens for the sequences that asked for them."""
-        for chunk, part in zip(chunks, parts, strict=True):
-            sequence = chunk.sequence
-            if not sequence.scores_prompt:
-                continue
-            start = sequence.request.logprob_start_len
-            first, end = max(chunk.start, start), min(chunk.end, sequence.prompt_tokens - 1)
-            scored = sequence.prompt_logprobs
-            if len(scored) > first - start + 1:
-                continue  # from before a retraction
-            count = sequence.request.top_logprobs_num
-            if not scored and start < sequence.prompt_tokens:
-                scored.append((None, sequence.tokens[start]))
-                if count:
-                    sequence.prompt_top_logprobs.append(None)
-            if first >= end:
-                continue
-            offset = part.offset - chunk.start
-            logits = self._decoder.logits(self._weights, range(offset + first, offset + end))
-            logprobs = torch.log_softmax(logits, -1)
-            targets = sequence.tokens[first + 1 : end + 1]
-            chosen = logprobs.gather(1, torch.tensor(targets)[:, None]).squeeze(1)
-            scored += zip(chosen.tolist(), targets, strict=True)
-            if count:
-                sequence.prompt_top_logprobs += [top_of(row, count) for row in logprobs]
 
-
-def _packed(chunks: list[Chunk], decoding: int) -> tuple[list[PromptChunk], list[int]]:
-    """Put the chunks' tokens one after the other, behind those of the decoding rows."""
-    parts: list[PromptChunk] = []
-    prompt_ids: list[int] = []
-    for chunk in chunks:
-        offset = decoding + len(prompt_ids)
-        parts.append(PromptChunk(chunk.row, chunk.start, chunk.end - chunk.start, offset))
-        prompt_ids += chunk.sequence.tokens[chunk.start : chunk.end]
-    return parts, prompt_ids
-
-
-def _check_memory(config: CpuEngineConfig, context: int, token_bytes: int) -> None:
-    tokens = config.max_running_requests * context + config.prefix_cache_tokens
-    if tokens * token_bytes > config.kv_cache_max_bytes:
-        raise ValueError(
-            f"the KV cache may need {tokens * token_bytes:,} bytes: {token_bytes:,} for each of "
-            f"max_running_requests x context_tokens + prefix_cache_tokens = {tokens:,} tokens, but "
-            f"kv_cache_max_bytes is {config.kv_cache_max_bytes:,}. Lower the former or raise it"
-        )
-
-
-__all__ = ["Counters", "CpuEngine"]
+__all__ = ["CpuEngine"]
