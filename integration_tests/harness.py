@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -91,6 +92,12 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.
 
 
 # Processes
+
+
+def die_with_parent() -> None:
+    """In a child: end when the tests are killed, so that no stack outlives them."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def parents() -> dict[int, int]:
@@ -316,7 +323,9 @@ class Stack:
             mount = f'mount -t tmpfs -o size={self._tmpfs_bytes} test {self.state} && exec "$@"'
             command = ["unshare", "--mount", "sh", "-c", mount, "up", *command]
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, stdout=output, stderr=output, preexec_fn=die_with_parent
+            )
         return self._process
 
     def pids(self) -> dict[str, int]:
@@ -370,9 +379,9 @@ class Stack:
         return self.visible(self.state / "logs" / f"{name}.log").read_text(errors="replace")
 
     async def sandboxes(self) -> list[str]:
-        """Ids of the sandboxes that exist."""
+        """Ids of the sandboxes that exist, whoever made them."""
         target = ChannelConfig(target=self.targets["sandbox"])
-        async with SandboxClient(target, owner="rollout-engine") as client:
+        async with SandboxClient(target) as client:
             return [info.sandbox_id for info in await client.list()]
 
 

@@ -25,7 +25,7 @@ from rollout_engine.agents.template import ChatTemplate
 from rollout_engine.engines.backend import WeightUpdate
 from rollout_engine.engines.errors import WeightUpdateFailed
 from rollout_engine.engines.http_server import listen, running, until_signal
-from rollout_engine.engines.scripted import ScriptedEngine, ScriptedReply, scripted_app
+from rollout_engine.engines.scripted import Fault, ScriptedEngine, ScriptedReply, scripted_app
 from rollout_engine.engines.types import EngineRequest, ModelInfo, WeightsChecksum
 from tailrace_cli.demo.expert import Explorer, ExplorerStyle
 from tokenizers import Tokenizer
@@ -39,21 +39,26 @@ class ExplorerPolicy:
     Args:
         model: Folder with the tokenizer and the chat template.
         delay_s: Longest wait before an answer; the real one is drawn below it.
+        stuck: Attempts that are never answered, each as the number of its group in the ledger and
+            its index, such as "2-0".
     """
 
-    def __init__(self, model: Path, *, delay_s: float) -> None:
+    def __init__(self, model: Path, *, delay_s: float, stuck: Sequence[str] = ()) -> None:
         self._template = ChatTemplate.from_folder(model)
         tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         ids = {name: tokenizer.token_to_id(f"<|{name}|>") for name in ("user", "assistant", "tool")}
         self._roles = {number: name for name, number in ids.items()}
         self._end = self._template.end_of_turn_id
         self._delay_s = delay_s
+        self._stuck = frozenset(stuck)
 
     def __call__(self, request: EngineRequest) -> ScriptedReply:
         """Answer one turn."""
         messages = self._messages(request.input_ids)
         # One try of one attempt: the request's name without turn and ticket.
         attempt = request.rid.split("~", maxsplit=1)[0].split("-", maxsplit=2)[2].rsplit("-", 2)[0]
+        if attempt.rsplit("-", 1)[0] in self._stuck:
+            return ScriptedReply(fault=Fault.HANG)
         rng = random.Random(f"{attempt} {messages[0][1]}")
         explorer = Explorer(messages[0][1], rng, ExplorerStyle())
         command = explorer.next_command(None)
@@ -79,8 +84,8 @@ class ExplorerPolicy:
 class ExplorerEngine(ScriptedEngine):
     """Holds the bytes of the version it reports, so that its checksums are those of the file."""
 
-    def __init__(self, model: Path, *, delay_s: float, context_tokens: int = 1024) -> None:
-        super().__init__(ExplorerPolicy(model, delay_s=delay_s), context_tokens=context_tokens)
+    def __init__(self, model: Path, policy: ExplorerPolicy, *, context_tokens: int = 1024) -> None:
+        super().__init__(policy, context_tokens=context_tokens)
         self._model = model
         self._checksums = checksums(model / "model.safetensors")
 
@@ -121,7 +126,9 @@ def checksums(file: Path) -> dict[str, str]:
 
 async def serve(config: dict[str, Any]) -> None:
     """Serve until SIGTERM."""
-    engine = ExplorerEngine(Path(config["model"]), delay_s=config["delay_s"])
+    model = Path(config["model"])
+    policy = ExplorerPolicy(model, delay_s=config["delay_s"], stuck=config.get("stuck", ()))
+    engine = ExplorerEngine(model, policy)
     sock = listen("127.0.0.1", int(config["port"]))
     async with running(scripted_app(engine), sock) as stopped:
         await until_signal(stopped)

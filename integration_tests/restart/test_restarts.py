@@ -129,7 +129,8 @@ class Assassin:
         chaos.losses, chaos.looks = self._witness.losses, self._witness.looks
         chaos.trained = trained_groups(stack.stage_folder)
         chaos.events = stage_events(stack.stage_folder)
-        for _ in range(100):
+        # A grader that was killed leaves sandboxes behind, which end with their leases.
+        for _ in range(750):
             chaos.sandboxes = await stack.sandboxes()
             chaos.orphans = {name: alive(below) for name, below in chaos.orphans.items()}
             if not chaos.sandboxes and not any(chaos.orphans.values()):
