@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -155,11 +155,10 @@ class Session:
                 withdraw = request.withdraw
                 ref = self._ref(withdraw.group_id, withdraw.assignment_epoch)
                 logger.info("group %s is withdrawn: %s", ref, withdraw.reason)
-                await self._give_up(ref)
+                await self._supervisor.undivided(self._give_up(ref))
             case "forget":
                 keep = [GroupKey(k.group_id, k.assignment_epoch) for k in request.forget.keep]
-                for ref in await self._ledger.forget(self.consumer_id, keep):
-                    await self._supervisor.cancel(ref)
+                await self._supervisor.undivided(self._forget(keep))
             case "hello":
                 raise InvalidArgument("Hello came twice on one stream; open another stream")
             case _:  # a heartbeat, or a newer consumer's message
@@ -193,6 +192,9 @@ class Session:
                 f"group {assignment.key} asks for {assignment.attempts} attempts; this engine "
                 f"makes at most {self._settings.max_attempts} (consumers.max_attempts)"
             )
+        await self._supervisor.undivided(self._take_on(assignment))
+
+    async def _take_on(self, assignment: Assignment) -> None:
         ref = GroupRef(self.consumer_id, assignment.key)
         acceptance = await self._ledger.accept(
             ref,
@@ -210,10 +212,17 @@ class Session:
 
     async def _commit(self, commit: pb.Commit) -> None:
         ref = self._ref(commit.group_id, commit.assignment_epoch)
-        await self._supervisor.cancel(ref)
-        await self._ledger.commit(ref, DECISIONS.from_proto(commit.decision), commit.step)
+        await self._supervisor.undivided(self._settle(ref, commit))
         committed = pb.Committed(group_id=commit.group_id, assignment_epoch=commit.assignment_epoch)
         await self._send(pb.RunGroupsResponse(committed=committed))
+
+    async def _settle(self, ref: GroupRef, commit: pb.Commit) -> None:
+        await self._supervisor.cancel(ref)
+        await self._ledger.commit(ref, DECISIONS.from_proto(commit.decision), commit.step)
+
+    async def _forget(self, keep: Sequence[GroupKey]) -> None:
+        for ref in await self._ledger.forget(self.consumer_id, keep):
+            await self._supervisor.cancel(ref)
 
     async def _give_up(self, ref: GroupRef) -> None:
         # Cancelled first: a group that ends in between must not finish.

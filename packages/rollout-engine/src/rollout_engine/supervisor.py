@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -173,6 +173,32 @@ class Supervisor:
         assignment = wire.assignment_from_bytes(resumed.assignment)
         state = GroupState.recovered(resumed.slots, assignment.attempts)
         self._start(resumed.ref, assignment, resumed.sequence, state)
+
+    async def undivided(self, steps: Coroutine[Any, Any, T]) -> T:
+        """Take steps that belong together to their end, whatever becomes of who asked for them.
+
+        A stream that ends between the ledger's step and the supervisor's would else leave a group
+        that runs for the one and not for the other.
+        """
+        if self._tasks is None:
+            steps.close()
+            raise RuntimeError("the supervisor does not run")
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        async def take() -> None:
+            try:
+                result = await steps
+            except Exception as error:
+                if done.cancelled():
+                    logger.warning("steps of a stream that has ended failed: %r", error)
+                else:
+                    done.set_exception(error)
+            else:
+                if not done.cancelled():
+                    done.set_result(result)
+
+        self._tasks.create_task(take())
+        return await done
 
     async def cancel(self, ref: GroupRef) -> None:
         """Stop a group; returns once its attempts have told engines and sandboxes."""

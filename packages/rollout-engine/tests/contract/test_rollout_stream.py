@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rollout_engine.client import ConsumerConfig, GroupConsumer
@@ -22,6 +23,8 @@ from rollout_engine.types import (
     Purpose,
 )
 from service_kit.errors import Reason, ServiceError
+from tailrace.rollout.v1 import rollout_service_pb2 as pb
+from tailrace.rollout.v1.rollout_service_pb2_grpc import RolloutServiceStub
 
 QUICK = WorkConfig(
     refills=RefillConfig(backoff_initial_s=0.001, backoff_max_s=0.01),
@@ -224,6 +227,34 @@ async def test_assigning_twice_runs_once(tmp_path: Path) -> None:
         await take(consumer, 1)
         await consumer.assign(group())
         assert engine.workspaces.made == 2
+
+
+async def test_a_stream_that_ends_while_a_group_is_accepted_does_not_strand_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with MemoryEngine(tmp_path, solver, QUICK) as engine:
+        accept = engine.ledger.accept
+        in_ledger, answer = asyncio.Event(), asyncio.Event()
+
+        async def slow_accept(*arguments: Any, **options: Any) -> Any:
+            acceptance = await accept(*arguments, **options)
+            in_ledger.set()
+            await answer.wait()
+            return acceptance
+
+        monkeypatch.setattr(engine.ledger, "accept", slow_accept)
+        async with consuming(engine) as consumer:
+            assigning = asyncio.create_task(consumer.assign(group()))
+            await in_ledger.wait()
+            assigning.cancel()
+        async with engine.channel() as channel:
+            stub = RolloutServiceStub(channel)
+            async with asyncio.timeout(10):
+                while (await stub.GetStatus(pb.GetStatusRequest(), timeout=5)).consumers:  # noqa: ASYNC110 -- it tells nobody
+                    await asyncio.sleep(0.005)
+        answer.set()
+        async with consuming(engine, incarnation=2) as consumer:
+            assert (await take(consumer, 1))[0].key == key()
 
 
 async def test_an_older_epoch_is_refused_and_a_newer_one_replaces_it(tmp_path: Path) -> None:
