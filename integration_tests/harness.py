@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import os
 import random
@@ -38,6 +37,7 @@ from tailrace_cli.demo.services import (
     StageVersion,
     connect,
 )
+from tailrace_cli.stack import tether
 from tailrace_cli.stack.files import BASE_MODEL, LOCAL_STACK
 from tailrace_cli.stack.health import is_serving, port_is_free
 from tailrace_cli.stack.spec import StackSpec, apply_setting, load_stack
@@ -92,12 +92,6 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.
 
 
 # Processes
-
-
-def die_with_parent() -> None:
-    """In a child: end when the tests are killed, so that no stack outlives them."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def parents() -> dict[int, int]:
@@ -311,7 +305,9 @@ class Stack:
         for process in self.spec.processes:
             while not await is_serving(process):
                 assert self._process is not None
-                assert self._process.poll() is None, f"the stack ended:\n{self.output.read_text()}"
+                assert self._process.poll() is None, (
+                    f"the stack ended with {self._process.returncode}:\n{self.output.read_text()}"
+                )
                 assert time.monotonic() < deadline, f"{process.name} does not serve"
                 await asyncio.sleep(0.1)
 
@@ -321,11 +317,11 @@ class Stack:
         if self._tmpfs_bytes:
             self.state.mkdir(exist_ok=True)
             mount = f'mount -t tmpfs -o size={self._tmpfs_bytes} test {self.state} && exec "$@"'
-            command = ["unshare", "--mount", "sh", "-c", mount, "up", *command]
+            command = ["/usr/bin/env", "unshare", "--mount", "sh", "-c", mount, "up", *command]
         with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                command, stdout=output, stderr=output, preexec_fn=die_with_parent
-            )
+            # Tests that are killed leave no stack behind.
+            tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command]
+            self._process = subprocess.Popen(tethered, stdout=output, stderr=output)
         return self._process
 
     def pids(self) -> dict[str, int]:

@@ -3,11 +3,13 @@
 import asyncio
 import os
 import signal
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from tailrace_cli.stack.health import free_ports
 from tailrace_cli.stack.spec import StackSpec, parse_stack
 from tailrace_cli.stack.supervisor import StackError, Supervisor
@@ -136,3 +138,43 @@ async def test_an_error_in_the_body_still_stops_every_process(service: Path) -> 
         await body_fails()
     assert pids
     assert not any(alive(pid) for pid in pids)
+
+
+async def test_starting_a_process_runs_nothing_in_a_forked_copy_of_the_supervisor(
+    service: Path,
+) -> None:
+    """The copy has none of gRPC's threads: code in it can hang or abort before the program runs."""
+    forks: list[int] = []
+    os.register_at_fork(before=lambda: forks.append(os.getpid()))
+    async with Supervisor(stack(service, {"only": []})).running():
+        assert forks == []
+
+
+SUPERVISOR = """
+import asyncio, sys
+from pathlib import Path
+from tailrace_cli.stack import Supervisor, load_stack
+async def main():
+    async with Supervisor(load_stack(Path(sys.argv[1]))).running() as running:
+        print(*[p.pid for p in running.statuses()], flush=True)
+        await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_no_process_outlives_a_supervisor_that_is_killed(service: Path) -> None:
+    spec = stack(service, {"first": [], "second": []})
+    file = service / "stack.toml"
+    file.write_text(tomli_w.dumps(spec.model_dump(mode="json")))
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SUPERVISOR, str(file), stdout=asyncio.subprocess.PIPE
+    )
+    assert supervisor.stdout is not None
+    pids = [int(word) for word in (await supervisor.stdout.readline()).split()]
+    assert len(pids) == 2
+    assert all(alive(pid) for pid in pids)
+    supervisor.kill()
+    await supervisor.wait()
+    async with asyncio.timeout(20):
+        while any(alive(pid) for pid in pids):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
