@@ -186,9 +186,9 @@ class LocalConfig(Config):
     """Host folders that sandboxes see read-only at their own path. Nothing else of the host is
     there, except for the links /bin, /lib and so on, a few files of /etc, and the interpreter."""
 
-    masked: tuple[Path, ...] = ()
-    """Folders to hide within the visible ones. This package's own folder and the state folder are
-    always hidden."""
+    masked: tuple[Path, ...] = (Path("/usr/src"), Path("/usr/local/src"))
+    """Folders to hide within the visible ones. This package's own folder, the state folder, the
+    service's virtual environment and the interpreter's installed packages are always hidden."""
 
     writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
     """Writable folders beside the work folder, empty at first, counted against `disk_bytes`."""

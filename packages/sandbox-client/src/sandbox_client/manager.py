@@ -92,7 +92,8 @@ class SandboxManager:
         for record in self._leases.records():
             if record.sandbox_id in self._living:
                 self._end(record.sandbox_id)
-        await asyncio.gather(*self._ending.values())
+        # A failure has been logged by the task's own callback.
+        await asyncio.gather(*self._ending.values(), return_exceptions=True)
         await self._backend.stop()
 
     # -- environments

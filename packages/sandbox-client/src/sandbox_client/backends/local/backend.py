@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import socket
+import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -103,7 +104,11 @@ class LocalBackend:
 
     async def stop(self) -> None:
         """Ends every sandbox and the fork-server."""
-        await asyncio.gather(*(s.destroy() for s in list(self._sandboxes.values())))
+        ends = (sandbox.destroy() for sandbox in list(self._sandboxes.values()))
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                # It dies with the fork-server, at the latest.
+                logger.warning("a sandbox did not end cleanly: %s", outcome)
         if self._server is not None:
             await self._server.stop()
             self._server = None
@@ -168,9 +173,9 @@ class LocalBackend:
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
         """Makes a sandbox."""
         digest = self._check(spec)
-        server = await self._fork_server()
         self._store.hold(digest)
         try:
+            server = await self._fork_server()
             return await self._create(server, sandbox_id, spec, digest)
         except BaseException:
             self._store.let_go(digest)
@@ -296,6 +301,8 @@ class LocalBackend:
         python, local = self._python, self._local
         visible = [str(path) for path in local.visible if path.is_dir()]
         masked = [str(path) for path in (*local.masked, package, self._state)]
+        if sys.prefix != sys.base_prefix:
+            masked.append(sys.prefix)
         return {
             "template": {
                 "root": str(self._run_dir / "root"),

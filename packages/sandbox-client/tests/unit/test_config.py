@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pydantic
+import pytest
+from sandbox_client.config import SandboxServiceConfig
+from service_kit.config import describe_config
+
+
+def test_the_defaults_are_valid_and_safe() -> None:
+    config = SandboxServiceConfig()
+    assert config.server.bind == "127.0.0.1:7101"
+    assert config.local.seccomp
+    assert not config.faults.active
+    assert config.state_dir.is_absolute()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"backend": "none"},
+        {"local": {"uid": 0}},
+        {"local": {"gid": 0}},
+        {"local": {"writable": ["/usr"]}},
+        {"local": {"writable": ["relative"]}},
+        {"local": {"cgroup_parent": "../x"}},
+        {"faults": {"create_rate": 1.5}},
+        {"exec": {"max_output_bytes": 10_000, "output_bytes_limit": 100}},
+        {"limits": {"sandboxes": 0}},
+        {"unknown": 1},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(pydantic.ValidationError):
+        SandboxServiceConfig.model_validate(settings)
+
+
+def test_the_state_folder_may_be_in_a_home() -> None:
+    config = SandboxServiceConfig.model_validate({"state_dir": "~/x"})
+    assert config.state_dir == Path.home() / "x"
+
+
+def test_every_setting_is_documented() -> None:
+    keys = describe_config(SandboxServiceConfig)
+    own = [key for key in keys if not key.key.startswith(("server.", "telemetry."))]
+    assert len(own) > 40
+    assert [key.key for key in own if not key.description and "." in key.key] == []
