@@ -49,8 +49,8 @@ def score(record: RunRecord, stage: str) -> str:
 def line(record: RunRecord) -> str:
     """The state of a run in one line."""
     parts = [f"{record.wall_s:5.0f} s", record.stage]
-    if record.stage == "sft" and record.traces[0] < record.traces[1]:
-        parts.append(f"expert traces {record.traces[0]}/{record.traces[1]}")
+    if record.traces[0] < record.traces[1]:
+        parts.append(f"{record.traces[0]}/{record.traces[1]}")
     if record.stage == "sft" and record.sft_steps:
         last = record.sft_steps[-1]
         parts.append(f"step {last.step}/{record.steps_total.get('sft', 0)}")
@@ -125,7 +125,7 @@ def _add_learning(rows: Table, record: RunRecord) -> None:
     rewards = [s.values.get("reward.mean", 0.0) for s in record.rl_steps]
     shares = time_share(record)
     histogram = staleness_histogram(record)
-    rows.add_row("reward", f"{sparkline(rewards)} {rewards[-1]:.3f}")
+    rows.add_row("reward", f"{sparkline(rewards, top=1.0)} {rewards[-1]:.3f}")
     rows.add_row(
         "staleness",
         ", ".join(f"{k}: {n}" for k, n in histogram.items())

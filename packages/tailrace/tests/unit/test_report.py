@@ -38,7 +38,7 @@ def record_run(path: Path, *, finished: bool) -> None:
                 "tokens.p50": 100.0,
                 "tokens.p90": 130.0,
                 "tokens.max": 180.0,
-                "duration.tail_ratio": 1.5,
+                "duration.tail_ratio": 0.3,
                 "time.actor_update_s": 2.0,
                 "time.rollout_wait_s": 1.0,
                 "time.logprob_recompute_s": 0.3,
@@ -78,3 +78,34 @@ def test_names_of_kinds_cannot_break_the_page(tmp_path: Path) -> None:
 def test_no_run_no_report(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match="holds no demo run"):
         write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"sft": 0.2, "rl": 0.5}, "It shows that the policy improves"),
+        ({"sft": 0.2, "rl": 0.25}, "It does not show that the policy improves"),
+        ({"sft": 0.5, "rl": 0.2}, "It shows that the policy got worse"),
+        ({"sft": 0.5}, "It says nothing about reinforcement learning"),
+    ],
+)
+def test_the_page_claims_no_more_than_the_intervals_allow(
+    tmp_path: Path, scores: dict[str, float], expected: str
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", DemoOptions(), lambda: 1.0)
+    folder.record("started", seed=0, steps_total={"sft": 1, "rl": 1}, staleness_bound=2)
+    for stage, pass1 in scores.items():
+        folder.record(
+            "evaluation",
+            name=stage,
+            pass1=pass1,
+            ci95=[pass1 - 0.05, pass1 + 0.05],
+            pass_at_k=pass1,
+            tasks=100,
+            attempts=4,
+            outcomes={},
+            by_kind=[],
+            versions=[1],
+        )
+    folder.close()
+    assert expected in write_report(tmp_path / "run").read_text()

@@ -83,7 +83,7 @@ async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
     console.print(table(record), highlight=False)
     improved = kinds_improved(record)
     if improved:
-        text = f"{len(improved)} kinds of bugs better after rl: {', '.join(improved)}"
+        text = f"kinds of bugs better after rl: {len(improved)} ({', '.join(improved)})"
         console.print(text, highlight=False, soft_wrap=True)
     console.print(f"report: {page}", highlight=False, soft_wrap=True)
     if as_json:

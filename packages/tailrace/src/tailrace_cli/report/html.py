@@ -43,6 +43,22 @@ def causes(record: RunRecord) -> list[tuple[str, int]]:
     return total.most_common()
 
 
+def gain(record: RunRecord) -> str:
+    """What this run says about learning, and no more than it says."""
+    before, after = (record.evaluations.get(name) for name in ("sft", "rl"))
+    if before is None or after is None:
+        return "It says nothing about reinforcement learning: not all stages have been scored."
+    change = f"pass@1 went from {before.pass1:.3f} after SFT to {after.pass1:.3f}"
+    where = "on tasks whose repositories, function names and bugs occur nowhere in training"
+    if after.ci95[0] > before.ci95[1]:
+        return f"It shows that the policy improves {where}: {change}, with intervals apart."
+    if before.ci95[0] > after.ci95[1]:
+        return f"It shows that the policy got worse {where}: {change}, with intervals apart."
+    return (
+        f"It does not show that the policy improves {where}: {change}, but the intervals overlap."
+    )
+
+
 def render(record: RunRecord, options: DemoOptions) -> str:
     """The page as text."""
     environment = Environment(
@@ -59,6 +75,7 @@ def render(record: RunRecord, options: DemoOptions) -> str:
         causes=causes(record),
         shares=time_share(record),
         result=result(record),
+        gain=gain(record),
         improved=kinds_improved(record),
     )
 

@@ -145,12 +145,13 @@ def lengths(record: RunRecord) -> str:
 
 
 def tail(record: RunRecord) -> str:
-    """How much longer the slowest trajectory of a batch took than its 90th percentile."""
+    """Share of the slowest trajectory's time that went by after 90 % had finished."""
     figure, axes = _figure()
     x, y = _series(record.rl_steps, "duration.tail_ratio")
     axes.plot(x, y, color=COLOURS[4])
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("slowest / 90th percentile")
+    axes.set_ylabel("share of the slowest one's time\nafter 90 % had finished")
+    axes.set_ylim(0, 1)
     return _svg(figure)
 
 
