@@ -113,6 +113,26 @@ def test_logprobs_are_exact_whatever_else_is_in_the_batch(
         assert_exact(folder, sequence)
 
 
+def test_rows_of_very_different_lengths_stay_exact_when_they_are_reordered(dense: Path) -> None:
+    source = random.Random(10)
+    made = engine(dense, max_running_requests=16)
+    made._order.call_cost = 20  # so that these small lengths are worth the trouble
+    lengths = [source.choice([3, 60, 150]) for _ in range(30)]
+    sequences = [
+        submit(
+            made,
+            prompt(source, length),
+            max_new_tokens=source.choice([5, 40, 90]),
+            sampling_seed=number,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    run(made)
+    assert made._order.reorders > 0
+    for sequence in sequences:
+        assert_exact(dense, sequence)
+
+
 @KINDS
 def test_tokens_depend_on_seed_and_prompt_alone(kind: str, request: pytest.FixtureRequest) -> None:
     folder: Path = request.getfixturevalue(kind)

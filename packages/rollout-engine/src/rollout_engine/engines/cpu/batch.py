@@ -237,6 +237,10 @@ class Batch:
             moves.append(Move(source, target))
         return source
 
+    def reorder(self, order: list[int]) -> None:
+        """Give each decoding row the sequence of the row that `order` names for it."""
+        self.running[: self.decoding] = [self.running[row] for row in order]
+
     def clear(self) -> None:
         """Forget every sequence."""
         self.running.clear()

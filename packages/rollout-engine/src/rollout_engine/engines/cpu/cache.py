@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -42,6 +44,8 @@ class KvCache:
 
     def __init__(self, spec: ModelSpec, rows: int, positions: int, slots: int) -> None:
         self.rows = rows
+        self._spare = rows  # one more, for moving others in circles
+        rows += 1
         self.positions = round_up(positions)
         self._kv_heads = spec.kv_heads
         shape = (spec.layers, 2, rows, spec.kv_heads, self.positions, spec.head_dim)
@@ -59,13 +63,16 @@ class KvCache:
         self._arange = np.arange(rows)
         self._mask_by_row = self.mask.view(rows, spec.kv_heads, self.positions).numpy()
 
-    def views(self, layer: int, rows: int, length: int) -> tuple[NDArray[np.float32], Tensor]:
-        """Return the keys and values of the first rows at the first positions.
+    def views(
+        self, layer: int, first: int, end: int, length: int
+    ) -> tuple[NDArray[np.float32], Tensor]:
+        """Return the keys and values of some rows at the first positions.
 
         Shapes: `[rows, kv_heads, head_dim, length]` and `[rows * kv_heads, length, head_dim]`.
         """
-        keys = self._array[layer, 0, :rows, :, :length].swapaxes(-1, -2)
-        return keys, self._memory[layer, 1, :rows].flatten(0, 1)[:, :length]
+        keys = self._array[layer, 0, first:end, :, :length].swapaxes(-1, -2)
+        values = self._by_layer[layer][1].flatten(0, 1)
+        return keys, values[first * self._kv_heads : end * self._kv_heads, :length]
 
     def rows_view(self, layer: int, first: int, end: int, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of some rows, both `[rows, kv_heads, length, head_dim]`."""
@@ -95,6 +102,13 @@ class KvCache:
         """Copy the first positions of a row, and its mask, to another row."""
         self._memory[:, :, target, :, :length].copy_(self._memory[:, :, source, :, :length])
         self._mask_by_row[target] = self._mask_by_row[source]
+
+    def rotate(self, cycle: list[int], lengths: NDArray[np.int64]) -> None:
+        """Give each row of a cycle the content of the next one; `lengths` are those before."""
+        self.move(cycle[0], self._spare, int(lengths[cycle[0]]))
+        for target, source in itertools.pairwise(cycle):
+            self.move(source, target, int(lengths[source]))
+        self.move(self._spare, cycle[-1], int(lengths[cycle[0]]))
 
     def scrub(self, row: int) -> None:
         """Zero a row. Masked positions are multiplied by zero, which would not rid of a NaN."""

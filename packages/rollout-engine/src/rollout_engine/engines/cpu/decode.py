@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rollout_engine.engines.cpu.cache import KvCache, round_up
 from rollout_engine.engines.cpu.experts import add_experts
+from rollout_engine.engines.cpu.segments import Segment
 from rollout_engine.engines.cpu.spec import ModelSpec
 from rollout_engine.engines.cpu.weights import DenseMlp, Layer, Weights
 from rollout_engine.engines.cpu.workspace import (
@@ -96,6 +97,7 @@ class Decoder:
         weights: Weights,
         last: NDArray[np.int64],
         computed: NDArray[np.int64],
+        segments: Sequence[Segment],
         chunks: Sequence[PromptChunk] = (),
         prompt_ids: Sequence[int] = (),
     ) -> None:
@@ -107,20 +109,24 @@ class Decoder:
             weights: To compute with.
             last: Of the decoding rows `[0, len(last))`, the token to compute.
             computed: Of these rows, its position.
+            segments: Of these rows, which are computed in one attention call.
             chunks: Of neighbouring rows from `len(last)` on, in order.
             prompt_ids: The chunks' tokens, one after the other.
         """
         decoding = len(last)
         views = self._stage(decoding, last, computed, chunks, prompt_ids)
-        attention = self._attend_views(decoding, computed) if decoding else None
-        queries = views.query_array[:decoding]
+        self._cache.use(computed)
+        parts = [
+            (views.query_array[first:end], self._attention_of(first, end, computed))
+            for first, end in segments
+        ]
         groups = [self._group(part) for part in _grouped(chunks)]
         states = self._states = views.states
         torch.index_select(weights.embed, 0, views.ids, out=states.x)
         for index, layer in enumerate(weights.layers):
             self._project(views, layer)
             self._cache.layers[index][views.kv_index] = views.key_value_array
-            if attention is not None:
+            for queries, attention in parts:
                 _attend(queries, attention, index)
             for group in groups:
                 self._attend_group(views, group, index)
@@ -192,9 +198,8 @@ class Decoder:
         views.head_normed.mul_(layer.qk_norm)
         torch.mul(views.head_normed_pairs, views.rope_pairs, out=views.query_key_pairs)
 
-    def _attend_views(self, decoding: int, computed: NDArray[np.int64]) -> Attention:
-        self._cache.use(computed)
-        key = (decoding, round_up(int(computed.max()) + 1))
+    def _attention_of(self, first: int, end: int, computed: NDArray[np.int64]) -> Attention:
+        key = (first, end, round_up(int(computed[first:end].max()) + 1))
         attention = self._attention.get(key)
         if attention is None:
             if len(self._attention) >= _MAX_KEPT_VIEWS:

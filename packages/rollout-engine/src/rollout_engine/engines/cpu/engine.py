@@ -22,6 +22,7 @@ from rollout_engine.engines.cpu.limits import Counters, check_memory, check_prom
 from rollout_engine.engines.cpu.noise import derive_seed
 from rollout_engine.engines.cpu.prefix import Match, PrefixIndex
 from rollout_engine.engines.cpu.prompts import packed, score_prompts
+from rollout_engine.engines.cpu.row_order import RowOrder, call_cost_of
 from rollout_engine.engines.cpu.rows import Rows
 from rollout_engine.engines.cpu.sampling import Sampled, sample
 from rollout_engine.engines.cpu.weights import Weights
@@ -66,6 +67,7 @@ class CpuEngine:
         self._batch = Batch(rows, config.prefill_tokens, config.prefix_cache_tokens)
         self._prefixes = PrefixIndex(config.prefix_cache_tokens)
         self._matches: dict[int, Match] = {}
+        self._order = RowOrder(self._cache, self._rows, self._batch, call_cost_of(spec))
         self._numbers = itertools.count()
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
 
@@ -225,6 +227,7 @@ class CpuEngine:
         ended = {s.number: s for s in (*self._batch.running, *self._batch.waiting)}
         for sequence in ended.values():
             sequence.finish = finish
+        self._order.changed()
         self._batch.clear()
         self._prefixes.clear()
         self.counters.aborted += len(ended)
@@ -273,9 +276,9 @@ class CpuEngine:
         decoding = batch.decoding
         chunks = batch.chunks()
         parts, prompt_ids = packed(chunks, decoding)
-        self._decoder.forward(
-            self._weights, rows.last[:decoding], rows.computed[:decoding], parts, prompt_ids
-        )
+        segments = self._order.segments(self.counters.steps)
+        last, computed = rows.last[:decoding], rows.computed[:decoding]
+        self._decoder.forward(self._weights, last, computed, segments, parts, prompt_ids)
         rows.computed[:decoding] += 1
         self.counters.steps += 1
         wanted = self._finish_chunks(chunks, parts, decoding) if chunks else None
@@ -294,6 +297,7 @@ class CpuEngine:
         """
         score_prompts(self._decoder, self._weights, chunks, parts)
         self._batch.computed(chunks)
+        self._order.changed()
         wanted = list(range(decoding))
         for chunk, part in zip(chunks, parts, strict=True):
             self._rows.computed[chunk.row] = chunk.end
@@ -349,6 +353,7 @@ class CpuEngine:
     def _leave(self, row: int, finish: Finish) -> None:
         """Take a sequence out of its row, and keep what was computed for it."""
         sequence = self._batch.running[row]
+        self._order.changed()
         self._rows.unload(row, sequence)
         sequence.finish = finish
         if finish.status_code is None:
@@ -363,6 +368,7 @@ class CpuEngine:
             self._cache.save(row, start, slots)
 
     def _retract(self) -> None:
+        self._order.changed()
         for row, sequence in enumerate(self._batch.running):
             self._rows.unload(row, sequence)
         self._batch.retract()

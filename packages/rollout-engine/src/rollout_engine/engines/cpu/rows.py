@@ -94,5 +94,17 @@ class Rows:
         self.stops[target] = self.stops[source]
         self.filters[target] = self.filters[source]
 
+    def reorder(self, order: list[int]) -> None:
+        """Give each of the first rows the content of the row that `order` names for it."""
+        targets = [target for target, source in enumerate(order) if target != source]
+        sources = [order[target] for target in targets]
+        for column in self._columns:
+            column[targets] = column[sources]
+        longest = int(self.generated[targets].max(initial=0))
+        self.outputs[targets, :longest] = self.outputs[sources, :longest]
+        self.logprobs[targets, :longest] = self.logprobs[sources, :longest]
+        self.stops[targets] = self.stops[sources]
+        self.filters[targets] = self.filters[sources]
+
 
 __all__ = ["Rows"]

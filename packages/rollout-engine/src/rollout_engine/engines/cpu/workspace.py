@@ -15,8 +15,8 @@ from rollout_engine.engines.cpu.spec import ModelSpec
 MLP_BLOCK = 128
 """Tokens that go through an MLP at once: what lies between its matrices stays in a core's cache."""
 
-AttentionKey = tuple[int, int]
-"""Decoding rows and positions."""
+AttentionKey = tuple[int, int, int]
+"""Decoding rows `[first, end)` and positions."""
 
 
 class States:
@@ -88,18 +88,18 @@ class Workspace:
 
 
 class Attention:
-    """Views for decoding rows `[0, rows)` over `length` positions of the cache."""
+    """Views for decoding rows `[first, end)` over `length` positions of the cache."""
 
     def __init__(
         self, spec: ModelSpec, cache: KvCache, space: Workspace, scores: Tensor, key: AttentionKey
     ) -> None:
-        rows, length = key
-        flat = rows * spec.kv_heads
-        self.layers = [cache.views(layer, rows, length) for layer in range(spec.layers)]
-        self.mask = cache.mask[:flat, :, :length]
+        first, end, length = key
+        rows, flat = end - first, (end - first) * spec.kv_heads
+        self.layers = [cache.views(layer, first, end, length) for layer in range(spec.layers)]
+        self.mask = cache.mask[first * spec.kv_heads : end * spec.kv_heads, :, :length]
         self.scores = scores[: flat * spec.group * length].view(flat, spec.group, length)
         self.scores_array = self.scores.view(rows, spec.kv_heads, spec.group, length).numpy()
-        self.attended = space.attended[:rows].view(flat, spec.group, spec.head_dim)
+        self.attended = space.attended[first:end].view(flat, spec.group, spec.head_dim)
 
 
 def _as_pairs(tensor: Tensor) -> Tensor:
