@@ -346,7 +346,7 @@ def _policy_terms(
         sums.add("kl.reference", kl)
     if config.entropy_coefficient:
         per_token = per_token - config.entropy_coefficient * entropy
-    difference = (proximal - behaviour).double()
+    difference = (current.detach() - behaviour).double()
     sums.add("entropy", entropy)
     sums.add("ratio.mean", terms.ratio)
     sums.add("clip.low", terms.clipped_low)
