@@ -6,8 +6,8 @@ Commands of the agents wait a heavy-tailed, log-normal time before they run, dra
 and each command, so that two attempts at one task differ about 2.5 times in length, as in the
 reference run of docs/architecture.md. Waiting costs no CPU. The policy is the demo's after a short
 SFT. Each run trains so many steps in either mode, in turn, on the same running services; the first
-step of a stage, which fills the pipeline, counts. The rival is our own `mode = "sync"`: groups start
-only on the newest weights, and a step waits for its whole batch.
+step of a stage, which fills the pipeline, counts. The rival is our own `mode = "sync"`: groups
+start only on the newest weights, and a step waits for its whole batch.
 
 The last line of output is one JSON object with the figures.
 """
