@@ -59,14 +59,21 @@ class FakeServices:
         self.version += 1
         return self.version
 
+    async def await_version(self, number: int) -> None:
+        self._call(f"await {number}")
+
     async def evaluate(
         self, request: eval_pb.EvaluateRequest
     ) -> AsyncIterator[eval_pb.EvaluationProgress | eval_pb.EvaluationReport]:
-        self._call(f"evaluate {request.name} at {request.version}")
-        self.requests[request.name] = request
+        name, _, version = request.name.rpartition("-v")
+        assert int(version) == request.version
+        self._call(f"evaluate {name} at {version}")
+        self.requests[name] = request
         total = request.tasks * request.attempts
         yield eval_pb.EvaluationProgress(attempts_done=1, attempts_total=total, solved=0)
-        pass1 = PASS1[request.name]
+        if f"within {name}" == self.die_at:
+            raise KilledError(self.die_at)
+        pass1 = PASS1[name]
         yield eval_pb.EvaluationReport(
             name=request.name,
             tasks=request.tasks,
@@ -87,7 +94,8 @@ class FakeServices:
             for step in range(1, steps + 1):
                 yield StageStep(step, VALUES, COUNTS)
                 if name == "rl":
-                    yield StageVersion(10 + step, step)
+                    self.version = 10 + step
+                    yield StageVersion(self.version, step)
                 if f"{name} step {step}" == self.die_at:
                     raise KilledError(self.die_at)
                 if name == "rl" and self.wait_for_stop:
@@ -160,7 +168,7 @@ async def test_a_whole_run_goes_through_all_stages_in_order_and_gives_the_whole_
         "evaluate sft at 2",
         "stage rl",
         "publish rl",
-        "evaluate rl at 3",
+        "evaluate rl at 13",
     ]
     assert record.finished
     stage = {"tasks": 100, "attempts": 4}
@@ -207,7 +215,9 @@ async def test_every_stage_is_scored_on_the_same_tasks_with_the_same_seeds(tmp_p
     ("die_at", "left_out", "still_done"),
     [
         ("publish sft", {"publish base", "evaluate base at 1"}, {"stage sft", "stage rl"}),
-        ("evaluate sft at 2", {"publish base"}, {"publish sft", "stage rl"}),
+        ("within base", {"publish base"}, {"await 1", "evaluate base at 1", "stage sft"}),
+        ("within sft", {"publish sft"}, {"await 2", "evaluate sft at 2", "stage rl"}),
+        ("within rl", {"publish rl"}, {"await 13", "evaluate rl at 13"}),
         ("rl step 1", {"publish base", "publish sft"}, {"stage rl", "publish rl"}),
         ("publish rl", {"publish base", "publish sft"}, {"stage rl", "publish rl"}),
     ],
@@ -234,6 +244,17 @@ async def test_a_resumed_run_does_what_is_missing_and_no_more(
     assert (folder.path / "traces.jsonl").stat() == traces, "traces were collected anew"
 
 
+async def test_an_evaluation_starts_anew_if_other_weights_came_after_it(tmp_path: Path) -> None:
+    folder = new(tmp_path)
+    with pytest.raises((KilledError, ExceptionGroup)):
+        await play(folder, FakeServices(die_at="within base"))
+    folder.record("version", number=9, step=0, stage="elsewhere")
+    folder.close()
+    services = FakeServices(version=9)
+    await play(RunFolder.resume(folder.path, Clock()), services)
+    assert {"publish base", "evaluate base at 10"} <= set(services.calls)
+
+
 async def test_a_stage_that_goes_on_says_from_where(tmp_path: Path) -> None:
     record = await play(new(tmp_path), FakeServices(finished={"sft"}))
     assert record.notes[0] == "stage sft goes on from step 3"
@@ -244,7 +265,7 @@ async def test_when_time_is_up_the_learning_stage_is_stopped_and_still_scored(
 ) -> None:
     services = FakeServices(wait_for_stop=True)
     record = await play(new(tmp_path, minutes=0.01, steps=50), services)
-    assert services.calls[-3:] == ["stop rl", "publish rl", "evaluate rl at 3"]
+    assert services.calls[-3:] == ["stop rl", "publish rl", "evaluate rl at 12"]
     assert result(record)["steps"] == 1
     assert any("time is up" in note for note in record.notes)
 

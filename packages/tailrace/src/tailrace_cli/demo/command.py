@@ -69,7 +69,8 @@ async def run_demo(folder: RunFolder, *, as_json: bool) -> int:
             finished = await _run_stages(folder, record, console)
         finally:
             folder.close()
-            write_report(folder.path)
+            if not record.finished:
+                write_report(folder.path)
         if not finished:
             console.print(
                 f"stopped; go on with: tailrace demo --resume {folder.path}",

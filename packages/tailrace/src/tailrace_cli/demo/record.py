@@ -75,6 +75,9 @@ class RunRecord:
     """In flight, and ready to be trained."""
     notes: list[str] = field(default_factory=list)
     versions: int = 0
+    newest_version: int = 0
+    scored_versions: dict[str, int] = field(default_factory=dict)
+    """Of each stage, the version whose evaluation was begun."""
     staleness_bound: int = 0
 
     def apply(self, event: Mapping[str, Any]) -> None:
@@ -118,6 +121,10 @@ class RunRecord:
 
     def _on_version(self, event: Mapping[str, Any]) -> None:
         self.versions += 1
+        self.newest_version = event["number"]
+
+    def _on_evaluation_begun(self, event: Mapping[str, Any]) -> None:
+        self.scored_versions[event["name"]] = event["version"]
 
     def _on_note(self, event: Mapping[str, Any]) -> None:
         self.notes.append(event["text"])

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import grpc
 from service_kit.channel import ChannelConfig, open_channel
-from service_kit.errors import ServiceError
+from service_kit.errors import ServiceError, Unavailable
 from service_kit.streams import with_idle_deadline
 from tailrace.eval.v1 import eval_service_pb2 as eval_pb
 from tailrace.eval.v1.eval_service_pb2_grpc import EvalServiceStub
@@ -138,13 +138,28 @@ class Services:
             "publishing weights",
             lambda: self.trainer.PublishWeights(request, timeout=PUBLISH_S),
         )
-        number = reply.version.number
-        awaited = weights_pb.AwaitVersionRequest(number=number)
-        await patiently(
-            f"waiting for version {number}",
-            lambda: self.weights.AwaitVersion(awaited, timeout=PUBLISH_S),
-        )
-        return int(number)
+        number = int(reply.version.number)
+        await self.await_version(number)
+        return number
+
+    async def await_version(self, number: int) -> None:
+        """Waits until all engines serve a version or a newer one.
+
+        Raises:
+            Unavailable: they do not within `PATIENCE_S`.
+        """
+        request = weights_pb.AwaitVersionRequest(number=number)
+
+        async def served() -> None:
+            reply = await self.weights.AwaitVersion(request, timeout=PUBLISH_S)
+            # It answers with what there is when its time is up, or when it has to end.
+            if not reply.engines or reply.oldest_version < number:
+                raise Unavailable(
+                    f"engines do not serve version {number}: {reply.engines} have it, the oldest "
+                    f"is at {reply.oldest_version}; see the logs of 'weights' and 'engine'"
+                )
+
+        await patiently(f"waiting for version {number}", served)
 
     async def evaluate(
         self, request: eval_pb.EvaluateRequest

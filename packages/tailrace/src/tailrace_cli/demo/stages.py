@@ -38,6 +38,10 @@ class DemoServices(Protocol):
         """Publishes a stage's weights and waits until the engines serve them; their number."""
         ...
 
+    async def await_version(self, number: int) -> None:
+        """Waits until the engines serve a version."""
+        ...
+
     def evaluate(
         self, request: eval_pb.EvaluateRequest
     ) -> AsyncIterator[eval_pb.EvaluationProgress | eval_pb.EvaluationReport]:
@@ -81,12 +85,11 @@ class Demo:
         async with asyncio.TaskGroup() as group:
             # The base is scored while the trainer learns from traces: it publishes nothing then.
             if "base" not in self._record.evaluations:
-                await self._publish("base")
-                group.create_task(self._evaluate("base"))
+                version = await self._serve("base")
+                group.create_task(self._evaluate("base", version))
             group.create_task(self._sft())
         if "sft" not in self._record.evaluations:
-            await self._publish("sft")
-            await self._evaluate("sft")
+            await self._evaluate("sft", await self._serve("sft"))
         if self._options.control is not Control.MORE_SFT:
             await self._rl()
         self._emit("finished")
@@ -95,20 +98,31 @@ class Demo:
         self._record.apply(self._folder.record(kind, **fields))
         self._on_change()
 
-    async def _publish(self, stage: str) -> None:
+    async def _serve(self, stage: str) -> int:
+        """Has the engines serve a stage's weights; returns their version.
+
+        An evaluation that a stop cut short goes on at the version it was begun with, unless a newer
+        one has been published since.
+        """
+        begun = self._record.scored_versions.get(stage)
+        if begun is not None and begun == self._record.newest_version:
+            await self._services.await_version(begun)
+            return begun
         number = await self._services.publish(stage)
         self._emit("version", number=number, step=0, stage=stage)
-        self._version = number
+        return number
 
-    async def _evaluate(self, name: str) -> None:
+    async def _evaluate(self, name: str, version: int) -> None:
         self._emit("stage", name=f"evaluating {name}")
+        self._emit("evaluation_begun", name=name, version=version)
         request = eval_pb.EvaluateRequest(
-            name=name,
+            # An evaluation is of one version: the same name goes on with what is there.
+            name=f"{name}-v{version}",
             task_set="heldout",
             tasks=self._options.eval_tasks,
             task_seed=0,
             attempts=self._options.eval_attempts,
-            version=self._version,
+            version=version,
             sampling=eval_pb.EvaluationSampling(
                 temperature=1.0, top_p=1.0, seed=1_000_003 * (self._options.seed + 1)
             ),
@@ -143,8 +157,7 @@ class Demo:
         if self._options.minutes is not None:
             budget = self._options.minutes * 60 - EVALUATION_RESERVE_S - self._record.wall_s
         await self._stage("rl", as_toml(self._recipes["rl"]), budget_s=budget)
-        await self._publish("rl")
-        await self._evaluate("rl")
+        await self._evaluate("rl", await self._serve("rl"))
 
     async def _stage(self, name: str, recipe: str, budget_s: float | None = None) -> None:
         """Runs a stage to its end, or stops it when its time is used up."""
