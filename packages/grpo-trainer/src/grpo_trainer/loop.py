@@ -317,7 +317,7 @@ class GrpoStage:
             "time.step_s": now_s - self._reported_s,
             "groups_in_flight": float(flow.book.in_flight),
             "groups_ready": float(len(flow.ready)),
-            "attempts_in_flight": float(flow.attempts_in_flight),
+            "attempts_in_flight": float(self._attempts_in_flight()),
             "policy_step": float(self._context.policy.step),
             "version": float(self._context.policy.version),
             "passes": float(flow.curriculum.passes),
@@ -334,6 +334,12 @@ class GrpoStage:
         await self._context.events.append(
             EventKind.STEP, {"step": self.step, "values": values, "counts": counts}
         )
+
+    def _attempts_in_flight(self) -> int:
+        """Take the engines' word for it; before they have spoken, that of the book."""
+        found = [view.progress for view in self._source.engines()]
+        told = [p.attempts_running + p.attempts_queued for p in found if p is not None]
+        return sum(told) if told else self._flow.attempts_in_flight
 
     def _elapsed_s(self) -> float:
         return self._worked_s + self._context.clock() - self._began_s

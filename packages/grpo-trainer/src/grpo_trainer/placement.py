@@ -64,13 +64,11 @@ class Placement:
     async def reassign_lost(self) -> None:
         """Give up the groups of engines that are silent for too long, if others are there."""
         flow = self._flow
-        views = self._source.engines()
-        lost = {view.name for view in views if view.silent_s > flow.config.engine_lost_s}
-        if not any(view.connected and view.name not in lost for view in views):
-            return
         waiting = set(flow.to_place)
         for group in flow.book.live:
-            if group.phase is Phase.ASSIGNED and group.engine in lost and group.key not in waiting:
+            if group.phase is Phase.READY or group.key in waiting:
+                continue
+            if self._is_lost(group.engine):
                 flow.again(group, Decision.WITHDRAWN)
                 await self._source.withdraw(group.engine, group.key, "its engine fell silent")
                 await flow.context.note(
@@ -84,6 +82,9 @@ class Placement:
         flow = self._flow
         group = flow.book.find(key)
         if group is None or group.phase is Phase.READY:
+            return
+        if self._is_lost(group.engine):
+            flow.again(group, Decision.WITHDRAWN)
             return
         if not group.traceparent:
             traceparent = flow.spans.begin(key.group_id, group.task_id)
@@ -113,6 +114,13 @@ class Placement:
         flow.pace = flow.pace.started(flow.context.clock())
         await self.place(group.key)
 
+    def _is_lost(self, engine: str) -> bool:
+        """Whether an engine is silent for too long, and another could have its groups."""
+        views = {view.name: view for view in self._source.engines()}
+        view = views.pop(engine, None)
+        silent = view is not None and view.silent_s > self._flow.config.engine_lost_s
+        return silent and any(other.connected for other in views.values())
+
     def _choose(self, group: LiveGroup) -> str:
         views = self._source.engines()
         if group.engine in {view.name for view in views}:
@@ -134,19 +142,16 @@ class Placement:
 
     async def _not_taken(self, group: LiveGroup) -> None:
         """Go on waiting for a busy engine; leave one that is gone, if there is another."""
-        flow = self._flow
-        current = flow.book.find(group.key)
+        current = self._flow.book.find(group.key)
         if current is None or current.phase is Phase.READY:
             return
-        views = {view.name: view for view in self._source.engines()}
-        gone = views[current.engine].silent_s > flow.config.engine_lost_s
-        if gone and any(view.connected for view in views.values()):
-            flow.again(current, Decision.WITHDRAWN)
-            await flow.context.note(
+        if self._is_lost(current.engine):
+            self._flow.again(current, Decision.WITHDRAWN)
+            await self._flow.context.note(
                 f"engine {current.engine} is silent: group {group.key} is assigned again"
             )
         else:
-            flow.to_place.appendleft(group.key)
+            self._flow.to_place.appendleft(group.key)
 
     async def _refused(self, group: LiveGroup, engine: str, error: ServiceError) -> None:
         flow = self._flow

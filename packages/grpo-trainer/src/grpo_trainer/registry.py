@@ -11,7 +11,7 @@ from typing import Any
 
 from weight_sync.core.manifest import PolicyVersion
 
-from grpo_trainer.checkpoint import CheckpointStore
+from grpo_trainer.checkpoint import CheckpointStore, step_of
 from grpo_trainer.config import NAME_PATTERN
 from grpo_trainer.errors import RecipeError, RunConflict
 from grpo_trainer.stage import StageKind, StageState
@@ -161,7 +161,9 @@ class RunRegistry:
             record = StageRecord(kind=kind, state=state, **row)
             if not state.ended:
                 # The process ended while it ran.
-                record = replace(record, state=StageState.STOPPED)
+                newest = self.checkpoints(record.name).newest()
+                step = 0 if newest is None else step_of(newest)
+                record = replace(record, state=StageState.STOPPED, step=step)
             self._stages[record.name] = record
 
     def _write(self) -> None:

@@ -167,7 +167,7 @@ class TrainerRun:
         return self._find(name).step
 
     async def publish_weights(self, stage: str) -> PolicyVersion:
-        """Publish weights without training.
+        """Publish weights without training, unless this process did so and nothing since.
 
         Args:
             stage: Whose newest checkpoint; `base` for the model that the run began with; empty for
@@ -186,7 +186,10 @@ class TrainerRun:
             held = self._active is None and name == self._registry.held()
             if held:
                 await self._held.hold(name)
-                tensors, policy = await self._held.tensors(), self._held.policy
+                policy = self._held.policy
+                if self._newest is not None and self._newest.number == policy.version:
+                    return self._newest
+                tensors = await self._held.tensors()
             else:
                 tensors, policy = await self._held.tensors_of(name)
             newest = policy.lineage.newest
@@ -329,10 +332,8 @@ class TrainerRun:
         active.ended.set()
 
     async def _append_end(self, record: StageRecord) -> None:
-        await self._log(record.name).append(
-            EventKind.ENDED,
-            {"state": record.state.value, "steps": record.step, "error": record.error},
-        )
+        end = {"state": record.state.value, "steps": record.step, "error": record.error}
+        await self._log(record.name).append(EventKind.ENDED, end)
 
     async def stop_active(self) -> None:
         """Let the stage at hand finish its step and write a checkpoint, as the service ends."""

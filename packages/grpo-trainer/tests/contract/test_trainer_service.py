@@ -208,6 +208,25 @@ async def test_sft_then_grpo_hand_the_weights_on(
     assert [(v.number, v.step, v.parent) for v in versions][:2] == [(3, 7, 2), (4, 8, 3)]
 
 
+async def test_weights_that_are_published_already_get_no_new_number(
+    tmp_path: Path, model: Path, peers: SimulatedPeers
+) -> None:
+    async with serving(settings(tmp_path, model), peers) as stub:
+        requests = [pb.PublishWeightsRequest(stage=stage) for stage in ("base", "base", "")]
+        numbers = [(await stub.PublishWeights(request)).version.number for request in requests]
+        assert numbers == [1, 1, 1]
+        await stub.StartStage(start("rl", GRPO))
+        events = await watched(stub, "rl")
+        versions = [e.version.version for e in events if e.WhichOneof("event") == "version"]
+        again = (await stub.PublishWeights(pb.PublishWeightsRequest(stage="rl"))).version
+        assert again == versions[-1]
+    # A resumed trainer is another publisher: it begins with an anchor of its own.
+    async with serving(settings(tmp_path, model), peers) as stub:
+        anchor = (await stub.PublishWeights(pb.PublishWeightsRequest(stage="rl"))).version
+        assert anchor.number == again.number + 1
+        assert anchor.root_hash == again.root_hash
+
+
 async def test_starting_a_stage_again_changes_nothing(
     tmp_path: Path, model: Path, peers: SimulatedPeers
 ) -> None:
@@ -267,6 +286,23 @@ async def test_a_service_that_ends_while_a_stage_runs_goes_on_where_it_was(
     assert peers.known_numbers == [0, reached + 1]
     numbers = [version.number for version in peers.weight_sync.versions]
     assert numbers == sorted(set(numbers))
+
+
+async def test_a_killed_service_knows_how_far_its_stage_was(
+    tmp_path: Path, model: Path, peers: SimulatedPeers
+) -> None:
+    config = settings(tmp_path, model)
+    async with serving(config, peers) as stub:
+        await stub.StartStage(start("rl", GRPO))
+        await watched(stub, "rl")
+    # As a kill leaves it: the last thing written down is that the stage began.
+    file = tmp_path / "run" / "run.json"
+    record = json.loads(file.read_text())
+    record["stages"][0] |= {"state": "running", "step": 0}
+    file.write_text(json.dumps(record))
+    async with serving(config, peers) as stub:
+        (stage,) = (await stub.GetStatus(pb.GetStatusRequest())).stages
+        assert (stage.state, stage.step) == (pb.STAGE_STATE_STOPPED, 4)
 
 
 async def test_recipes_and_names_that_are_wrong_are_refused_with_the_reason(

@@ -447,6 +447,25 @@ async def test_a_silent_engines_groups_go_to_another_under_the_next_epoch(
     assert len(trained) == len(set(trained))
 
 
+async def test_after_a_resume_the_groups_of_an_engine_that_is_gone_go_to_another(
+    tmp_path: Path,
+) -> None:
+    model = write_model(tmp_path / "model", DENSE, scale=0.02)
+    ledgers = {"e1": SimulatedLedger(), "e2": SimulatedLedger()}
+    world = World(tmp_path / "run", model, ledgers=ledgers)
+    recipe = game_recipe(steps=6, batch_groups=4)
+    await world.life(recipe).run(stop_after=2)
+    held = {key.group_id for key in ledgers["e1"].kept}
+    assert held
+    resumed = world.life(recipe)
+    resumed.engines.silent = {"e1"}
+    async with asyncio.timeout(20):
+        assert await resumed.run() is StageState.FINISHED
+    moved = {a.key for engine, a in resumed.engines.assigned if a.key.group_id in held}
+    assert {key.epoch for key in moved} == {2}
+    assert {engine for engine, _ in resumed.engines.assigned} == {"e2"}
+
+
 async def slowly(work: Any) -> Any:
     """Leave real time for the watch over engines."""
     await asyncio.sleep(0.05)
