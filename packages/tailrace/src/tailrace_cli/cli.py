@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import time
 from collections.abc import Callable, Coroutine
@@ -24,6 +25,8 @@ from tailrace_cli.stack.files import LOCAL_STACK
 
 BAD_INPUT = 2
 INTERRUPTED = 130
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
+"""What a user can mend: space, a quota, a read-only disk, rights."""
 
 app = typer.Typer(
     help="Fully asynchronous reinforcement learning for coding agents.",
@@ -75,6 +78,9 @@ def guarded(work: Callable[[], int]) -> None:
                 fail(str(cause), cause.exit_code)
             case ServiceError() | StageFailedError():
                 fail(str(cause), 1)
+            case OSError() if cause.errno in DISK_ERRORS:
+                where = f" at {cause.filename}" if cause.filename else ""
+                fail(f"{cause.strerror}{where}; nothing that was finished is lost", BAD_INPUT)
             case _:
                 raise
     if code:
