@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 
 import grpc
-from service_kit.errors import Internal
+from service_kit.errors import Internal, NotFound
 from tailrace.common.v1 import outcome_pb2
 from tailrace.eval.v1 import eval_service_pb2 as pb
 from tailrace.eval.v1 import eval_service_pb2_grpc as pb_grpc
@@ -72,7 +72,15 @@ class EvalPeer:
             )
             return b"".join([response.tar_chunk async for response in call])
 
-        return await self._patience.call(fetch, "GetEnvironment")
+        try:
+            return await self._patience.call(fetch, "GetEnvironment")
+        except NotFound:
+            # A service that restarted has an environment at hand only once its task is asked for.
+            found = next((t for t in self._tasks.values() if t.environment.digest == digest), None)
+            if found is None:
+                raise
+            await self._patience.call(lambda: self._fetch(found.task_id), "GetTask")
+            return await self._patience.call(fetch, "GetEnvironment")
 
     async def grade(self, task_id: str, attempt: AttemptId, diff: bytes) -> Grade:
         """Run the task's tests on a diff."""

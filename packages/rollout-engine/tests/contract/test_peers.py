@@ -55,6 +55,11 @@ class FakeEval(EvalBase):  # type: ignore[misc]
         self.diffs: list[bytes] = []
         self.header: eval_pb.GradeHeader | None = None
         self.verdict = outcome_pb2.VERDICT_UNSOLVED
+        self.knows_environments = True
+
+    def restart(self) -> None:
+        """An environment is at hand only once its task has been asked for."""
+        self.knows_environments = False
 
     def count(self, name: str) -> None:
         self.calls[name] += 1
@@ -65,6 +70,7 @@ class FakeEval(EvalBase):  # type: ignore[misc]
         self.count("task")
         if request.task_id == "unknown":
             raise NotFound("no such task")
+        self.knows_environments = True
         recipe = eval_pb.EnvironmentRecipe(
             digest="d" * 8,
             tree=eval_pb.FolderTree(bytes=9),
@@ -84,6 +90,8 @@ class FakeEval(EvalBase):  # type: ignore[misc]
 
     async def GetEnvironment(self, request: Any, context: Any) -> AsyncIterator[Any]:
         self.count("environment")
+        if not self.knows_environments:
+            raise NotFound("no such environment is at hand; call GetTask for its task first")
         for chunk in (b"tar ", b"of ", request.digest.encode()):
             yield eval_pb.GetEnvironmentResponse(tar_chunk=chunk)
 
@@ -154,6 +162,20 @@ async def test_an_evaluator_that_restarts_is_waited_for_and_its_verdict_is_never
         fake.verdict = outcome_pb2.VERDICT_UNSPECIFIED
         with pytest.raises(Internal, match="verdict 0"):
             await peer.grade("t", ATTEMPT, b"d")
+
+
+async def test_an_environment_that_a_restarted_evaluator_forgot_is_had_by_asking_for_its_task() -> (
+    None
+):
+    fake = FakeEval()
+    async with eval_peer(fake) as peer:
+        task = await peer.get("t-1")
+        fake.restart()
+        assert await peer.environment(task.environment.digest) == b"tar of dddddddd"
+        assert fake.calls == {"task": 2, "environment": 2}
+        fake.restart()
+        with pytest.raises(NotFound):
+            await peer.environment("of no task")
 
 
 async def test_patience_ends() -> None:
