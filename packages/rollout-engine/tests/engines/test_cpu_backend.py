@@ -128,6 +128,7 @@ async def test_a_poisoned_engine_says_so_everywhere_and_recovers_by_a_full_load(
             await client.check_health(timeout_s=T)
         with pytest.raises(EnginePoisoned):
             await client.generate(request("s"), timeout_s=T)
+        assert (await client.model_info(timeout_s=T)).weight_version == "poisoned"
         with pytest.raises(WeightUpdateFailed):
             await client.update_weights_from_disk("/nowhere", "3", timeout_s=T)
         with pytest.raises(EnginePoisoned):

@@ -39,6 +39,9 @@ from rollout_engine.engines.wire import Json
 
 logger = logging.getLogger(__name__)
 
+POISONED_LABEL = "poisoned"
+"""The version that an engine reports whose weights may not be any version's."""
+
 
 class CpuBackend:
     """Serves `engines.api` from a `CpuEngine`.
@@ -140,11 +143,11 @@ class CpuBackend:
         return self._engine.poisoned
 
     def model_info(self) -> ModelInfo:
-        """Return what is served."""
+        """Return what is served. A poisoned engine claims no version."""
         return ModelInfo(
             model_path=self._model_path,
             served_name=self._served_name,
-            weight_version=self._engine.label,
+            weight_version=POISONED_LABEL if self._engine.poisoned else self._engine.label,
             model_type=self._engine.spec.model_type,
             architectures=(self._engine.spec.architecture,),
         )
@@ -239,4 +242,4 @@ def _load(folder: Path, spec: ModelSpec, root_hash: str | None, threads: int) ->
     return weights
 
 
-__all__ = ["CpuBackend"]
+__all__ = ["POISONED_LABEL", "CpuBackend"]

@@ -111,8 +111,12 @@ class KvCache:
         self.move(self._spare, cycle[-1], int(lengths[cycle[0]]))
 
     def scrub(self, row: int) -> None:
-        """Zero a row. Masked positions are multiplied by zero, which would not rid of a NaN."""
+        """Zero a row."""
         self._memory[:, :, row].zero_()
+
+    def scrub_all(self) -> None:
+        """Zero every row."""
+        self._memory.zero_()
 
 
 __all__ = ["LENGTH_STEP", "KvCache", "bytes_per_token", "round_up"]

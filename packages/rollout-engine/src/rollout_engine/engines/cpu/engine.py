@@ -67,6 +67,9 @@ class CpuEngine:
         self._batch = Batch(rows, config.prefill_tokens, config.prefix_cache_tokens)
         self._prefixes = PrefixIndex(config.prefix_cache_tokens)
         self._matches: dict[int, Match] = {}
+        # Whether values that are not finite may be in the cache: then nothing in it is kept, since
+        # what is masked is multiplied by zero, and that doesn't rid of them.
+        self._tainted = False
         self._order = RowOrder(self._cache, self._rows, self._batch, call_cost_of(spec))
         self._numbers = itertools.count()
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
@@ -197,13 +200,16 @@ class CpuEngine:
         """
         if differences := self.spec.differences(weights.spec):
             raise ValueError(f"weights of another model: {differences}")
-        recompute = self.config.kv_policy == "recompute" or bool(self.poisoned)
+        recompute = self.config.kv_policy == "recompute" or bool(self.poisoned) or self._tainted
         self.poisoned = "weights are being swapped"
         try:
             if recompute:
                 self._retract()
             if recompute or flush:
                 self._prefixes.clear()
+            if self._tainted:
+                self._cache.scrub_all()
+                self._tainted = False
             self._weights = weights
             self._epoch_labels.append(label)
             self._set_label(label)
@@ -334,7 +340,7 @@ class CpuEngine:
             sequence = self._batch.running[row]
             finish = Finish(FinishKind.LENGTH)
             if broken and not math.isfinite(sampled.logprobs[row]):
-                self._cache.scrub(row)
+                self._tainted = True
                 rows.generated[row] -= 1
                 finish = Finish(
                     FinishKind.ABORT,
@@ -356,7 +362,9 @@ class CpuEngine:
         self._order.changed()
         self._rows.unload(row, sequence)
         sequence.finish = finish
-        if finish.status_code is None:
+        if self._tainted:
+            self._cache.scrub(row)
+        else:
             self._keep(sequence, row, sequence.tokens[: int(self._rows.computed[row])])
         for move in self._batch.remove(row):
             self._cache.move(move.source, move.target, int(self._rows.computed[move.source]))
