@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from pretrain_base import (  # type: ignore[import-not-found]
+from pretrain_base import (
     Recipe,
     build_model,
     build_tokenizer,
