@@ -58,6 +58,7 @@ SCRIPTS: dict[str, str] = {
     "logging_default": "import logging\nlogging.warning('careful')\nlogging.info('hidden')",
     "warnings": "import warnings\n\n\ndef f():\n    warnings.warn('old', DeprecationWarning, 2)\n"
     "    warnings.warn('mind')\n\n\nf()\nf()",
+    "odd_modules": "import sys\nsys.modules['odd'] = 5\nsys.modules['none'] = None\nimport odd\nprint(odd)",
     "unclosed": "f = open('unclosed.txt', 'w')\nf.write('flushed at the end')",
     "unclosed_in_module": "import opens",
     "finalizer": "class A:\n    def __del__(self):\n        print('gone', done)\n\n\ndone = 1\na = A()\n",

@@ -141,6 +141,32 @@ def test_an_unchanged_file_shifted_by_other_lines_still_takes_its_hunk() -> None
     assert result["f"].content == b"first\nsecond\n" + new["f"].content
 
 
+def moved(kind: str, old: str, new: str) -> bytes:
+    header = f"diff --git a/{old} b/{new}\nsimilarity index 100%\n"
+    return f"{header}{kind} from {old}\n{kind} to {new}\n".encode()
+
+
+def test_renames_and_copies_speak_of_the_state_before_the_whole_diff() -> None:
+    tree = {"a": FileState(b"A"), "b": FileState(b"B")}
+    swap = moved("rename", "a", "b") + moved("rename", "b", "a")
+    assert patched(tree, swap) == {"a": FileState(b"B"), "b": FileState(b"A")}
+    change = file_diff(b"a", tree["a"], FileState(b"C\n"))
+    copied = {"a": FileState(b"C\n"), "b": FileState(b"B"), "c": FileState(b"A")}
+    assert patched(tree, change + moved("copy", "a", "c")) == copied
+    assert patched(tree, moved("copy", "a", "c") + change) == copied
+    with pytest.raises(PatchError, match="exists already"):
+        apply_patch(moved("copy", "a", "b"), tree.get)
+
+
+def test_later_changes_of_one_file_build_on_earlier_ones() -> None:
+    first = b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-1\n+2\n"
+    second = b"--- a/f\n+++ b/f\n@@ -1 +1 @@\n-2\n+3\n"
+    assert patched({"f": FileState(b"1\n")}, first + second) == {"f": FileState(b"3\n")}
+    made = b"--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+1\n"
+    unmade = b"--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-1\n"
+    assert apply_patch(made + unmade, lambda path: None) == {}
+
+
 @pytest.mark.parametrize(
     ("files", "patch"),
     [

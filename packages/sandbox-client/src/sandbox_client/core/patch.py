@@ -31,26 +31,45 @@ def apply_patch(
     Raises:
         PatchError: the diff cannot be read or does not apply; the message names file and line.
     """
-    changed: dict[str, FileState | None] = {}
+    entries = parse_patch(patch)
+    written: dict[str, FileState] = {}
+    removed: set[str] = set()
+    vacated = {entry.old_path for entry in entries if _removes_old(entry)}
 
     def current(path: str) -> FileState | None:
-        return changed[path] if path in changed else read(path)
+        if path in written:
+            return written[path]
+        return None if path in removed else read(path)
 
-    for entry in parse_patch(patch):
+    for entry in entries:
+        moves = entry.old_path is not None and entry.new_path not in (None, entry.old_path)
         old = None
         if entry.old_path is not None:
-            old = current(entry.old_path)
+            # Git's renames and copies speak of the state before the whole diff, in any order.
+            old = read(entry.old_path) if moves else current(entry.old_path)
             if old is None:
                 raise PatchError(f"{entry.old_path}: the diff changes it, but it does not exist")
         new = _patched(entry, old)
-        moves = entry.new_path != entry.old_path
-        if entry.new_path is not None and moves and current(entry.new_path) is not None:
-            raise PatchError(f"{entry.new_path}: the diff creates it, but it exists already")
-        if entry.old_path is not None and moves and not entry.keeps_old:
-            changed[entry.old_path] = None
-        if entry.new_path is not None:
-            changed[entry.new_path] = new
-    return changed
+        if _removes_old(entry) and entry.old_path is not None:
+            removed.add(entry.old_path)
+            if not moves:
+                written.pop(entry.old_path, None)
+        if entry.new_path is None or new is None:
+            continue
+        if entry.new_path != entry.old_path and entry.new_path not in vacated:
+            _require_absent(entry.new_path, current)
+        written[entry.new_path] = new
+    gone = {path: None for path in removed if path not in written and read(path) is not None}
+    return {**gone, **written}
+
+
+def _removes_old(entry: FilePatch) -> bool:
+    return entry.old_path is not None and entry.new_path != entry.old_path and not entry.keeps_old
+
+
+def _require_absent(path: str, current: Callable[[str], FileState | None]) -> None:
+    if current(path) is not None:
+        raise PatchError(f"{path}: the diff creates it, but it exists already")
 
 
 def _patched(entry: FilePatch, old: FileState | None) -> FileState | None:

@@ -5,13 +5,11 @@ It holds root's capabilities in its own mount namespace, runs no foreign code an
 service alone. It dies with the service; every sandbox dies with it.
 """
 
-import fcntl
 import os
 import resource
 import select
 import signal
 import socket
-import struct
 from dataclasses import dataclass
 
 from sandbox_client.backends.local.jail import kernel, template, wire
@@ -19,10 +17,6 @@ from sandbox_client.backends.local.jail.init import Init, PythonRun
 from sandbox_client.backends.local.jail.seccomp import Program, build_filter, is_supported
 
 __all__ = ["ForkServer", "Settings"]
-
-_SIOCGIFFLAGS = 0x8913
-_SIOCSIFFLAGS = 0x8914
-_IFF_UP = 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +43,7 @@ class ForkServer:
         self._ids: dict[int, str] = {}
         self._own_pid_namespace = -1
         self._filter: Program | None = None
+        self._mount_points: set[str] = set()
 
     def prepare(self) -> None:
         """Does once what every sandbox inherits."""
@@ -117,6 +112,7 @@ class ForkServer:
     def _create(self, message: wire.Message, fds: list[int]) -> Init | None:
         sandbox_id = str(message["id"])
         try:
+            self._make_mount_points(message["workdir"])
             kernel.unshare(kernel.CLONE_NEWPID)
             try:
                 pid = kernel.fork()
@@ -138,6 +134,13 @@ class ForkServer:
             self._ids[pid] = sandbox_id
         return None
 
+    def _make_mount_points(self, workdir: str) -> None:
+        """The root's file system is shared, so a folder is made once for all sandboxes."""
+        for target in (workdir, *self._settings.mounts):
+            if target not in self._mount_points:
+                os.makedirs(target, mode=0o755, exist_ok=True)
+                self._mount_points.add(target)
+
     def _become_init(self, message: wire.Message, fds: list[int]) -> Init:
         channel = socket.socket(fileno=fds[0])
         step = "start"
@@ -150,7 +153,7 @@ class ForkServer:
             kernel.unshare(
                 kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
             )
-            _loopback_up()
+            kernel.loopback_up()
             step = "mount"
             root_fd, upper_fd = self._mount(message)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -173,9 +176,6 @@ class ForkServer:
         uid, gid = self._settings.uid, self._settings.gid
         flags = kernel.MS_NOSUID | kernel.MS_NODEV
         size = f"size={message['disk_bytes']},nr_inodes={message['inodes']},mode=700"
-        for target in (workdir, *self._settings.mounts):
-            # The root's file system is shared, so this is done once for all sandboxes.
-            os.makedirs(target, mode=0o755, exist_ok=True)
         kernel.mount("tmpfs", staging, "tmpfs", flags, size)
         for name in ("upper", "work", *(f"mount{n}" for n in range(len(self._settings.mounts)))):
             os.mkdir(f"{staging}/{name}", 0o755)
@@ -216,14 +216,6 @@ class ForkServer:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._filter is not None:
             self._filter.install()
-
-
-def _loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        name = b"lo".ljust(16, b"\0")
-        reply = fcntl.ioctl(probe, _SIOCGIFFLAGS, name + bytes(16))
-        flags = struct.unpack_from("=h", reply, 16)[0] | _IFF_UP
-        fcntl.ioctl(probe, _SIOCSIFFLAGS, name + struct.pack("=h14x", flags))
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import sys
 
 __all__ = [
     "CLONE_NEWIPC",
@@ -22,6 +23,7 @@ __all__ = [
     "drop_bounding_set",
     "fork",
     "fs_identity",
+    "loopback_up",
     "mount",
     "openat2",
     "pivot_root",
@@ -59,6 +61,10 @@ RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 _CAPABILITY_VERSION_3 = 0x20080522
+_AF_INET, _SOCK_DGRAM = 2, 2
+_SIOCSIFFLAGS = 0x8914
+# struct ifreq: sixteen bytes of name, then the flags, of which IFF_UP is one.
+_LOOPBACK_UP = b"lo".ljust(16, b"\0") + (1).to_bytes(2, sys.byteorder) + bytes(22)
 # openat2 has one number on every architecture; pivot_root does not.
 _SYS_OPENAT2 = 437
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
@@ -169,6 +175,15 @@ def clear_inheritable_capabilities() -> None:
     for word in data:
         word.inheritable = 0
     _check(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+
+
+def loopback_up() -> None:
+    """Switches the loopback on in the current network namespace."""
+    fd = _check(_libc.socket(_AF_INET, _SOCK_DGRAM, 0), "socket")
+    try:
+        _check(_libc.ioctl(fd, _SIOCSIFFLAGS, _LOOPBACK_UP), "switch the loopback on")
+    finally:
+        os.close(fd)
 
 
 class _OpenHow(ctypes.Structure):

@@ -6,6 +6,7 @@ module out, together with all it had imported itself, when the program asks for 
 that comes before the standard library has any of these names.
 """
 
+import atexit
 import os
 import sys
 import time
@@ -25,6 +26,8 @@ class Stash:
         """Names in `sys.modules` of a fresh interpreter."""
         self._modules: dict[str, ModuleType] = {}
         self._closures: dict[str, frozenset[str]] = {}
+        self._last_baseline = ""
+        self._logging_at_exit = False
 
     # -- before: in the fork-server
 
@@ -53,7 +56,13 @@ class Stash:
         for name in self._modules:
             self._closures[name] = self._closure(name, imports)
         # Now and not in each program's process: there it would copy every page it touches.
-        self.hide()
+        for name in [name for name in sys.modules if name not in self.baseline]:
+            del sys.modules[name]
+        self._last_baseline = next(reversed(sys.modules))
+        if atexit._ncallbacks() == 1 and "logging" in self._modules:
+            # It is logging's; see below.
+            atexit._clear()
+            self._logging_at_exit = True
         sys.meta_path.insert(0, self)
 
     def _closure(self, name: str, imports: Mapping[str, Set[str]]) -> frozenset[str]:
@@ -71,14 +80,21 @@ class Stash:
 
     # -- after: in a program's process
 
-    def hide(self) -> None:
-        """Takes out of `sys.modules` what a fresh interpreter does not have there."""
-        for name in [name for name in sys.modules if name not in self.baseline]:
-            del sys.modules[name]
+    def added(self) -> list[str]:
+        """Names that have come into `sys.modules` since, latest first.
 
-    def is_own(self, name: str, module: object) -> bool:
-        """Whether this is a module of the interpreter's, not of the program's."""
-        return name in self.baseline or self._modules.get(name) is module
+        Only these are looked at: every object that is touched is a page to be copied.
+        """
+        names = []
+        for name in reversed(sys.modules):
+            if name == self._last_baseline:
+                break
+            names.append(name)
+        return names
+
+    def is_own(self, name: str) -> bool:
+        """Whether the module of this name is the interpreter's own and not the program's."""
+        return self._modules.get(name) is sys.modules[name]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
         """Finds a stashed module, unless the program has its own of a name it needs."""
@@ -94,11 +110,23 @@ class Stash:
         if any(self._is_shadowed(n) for n in missing & self._names_before_standard_ones()):
             return None
         for needed in missing:
-            _catch_up(needed, self._modules[needed])
+            self._catch_up(needed, self._modules[needed])
             if needed != name:
                 sys.modules[needed] = self._modules[needed]
         is_package = hasattr(module, "__path__")
         return ModuleSpec(name, _Given(module), is_package=is_package)  # type: ignore[arg-type]
+
+    def _catch_up(self, name: str, module: ModuleType) -> None:
+        """Does what the module's import, or a fork that it knows of, would have done just now."""
+        known: Any = module
+        if name == "random":
+            known.seed()
+        elif name == "threading":
+            known._after_fork()
+        elif name == "logging":
+            known._startTime = time.time()
+            if self._logging_at_exit:
+                atexit.register(known.shutdown)
 
     def _folders_before_standard_ones(self) -> list[str]:
         before = []
@@ -122,17 +150,6 @@ class Stash:
         spec = PathFinder.find_spec(name, self._folders_before_standard_ones())
         # A mere folder of that name gives way to a real module further on.
         return spec is not None and spec.loader is not None
-
-
-def _catch_up(name: str, module: ModuleType) -> None:
-    """Does for a module what its import, or a fork that it knows of, would have done just now."""
-    known: Any = module
-    if name == "random":
-        known.seed()
-    elif name == "threading":
-        known._after_fork()
-    elif name == "logging":
-        known._startTime = time.time()
 
 
 class _Given:

@@ -37,7 +37,8 @@ def run_program(
         environ: the variables that this process was started with.
         real_python: executed where only a real interpreter behaves rightly.
     """
-    stash.hide()  # what the first process's own calls have brought back since
+    for name in stash.added():
+        del sys.modules[name]  # what the first process's own calls have brought back
     _prepare(run, path, environ)
     _finish(_execute(run, real_python), stash)
 
@@ -192,12 +193,15 @@ def _finish(status: int, stash: Stash) -> None:
 def _tear_down(stash: Stash) -> None:
     """Drops the program's own modules, so that its files are flushed and finalizers run."""
     sys.last_type = sys.last_value = sys.last_traceback = None
-    own = [
-        name
-        for name, module in sys.modules.items()
-        if name == "__main__" or not stash.is_own(name, module)
-    ]
-    references = [weakref.ref(sys.modules.pop(name)) for name in own]
+    own = [name for name in stash.added() if not stash.is_own(name)]
+    # In the order of their import, as the interpreter does it.
+    references = []
+    for name in ["__main__", *reversed(own)]:
+        module: object = sys.modules.pop(name)
+        # A program may have put anything there.
+        if isinstance(module, ModuleType):
+            references.append(weakref.ref(module))
+    module = None
     gc.collect()
     for reference in reversed(references):
         module = reference()
