@@ -46,6 +46,12 @@ def score(record: RunRecord, stage: str) -> str:
     return "-"
 
 
+def reward_series(record: RunRecord) -> list[float]:
+    """Mean rewards by step; a step before which no group came in has none."""
+    found = (step.values.get("reward.mean") for step in record.rl_steps)
+    return [reward for reward in found if reward is not None]
+
+
 def line(record: RunRecord) -> str:
     """The state of a run in one line."""
     parts = [f"{record.wall_s:5.0f} s", record.stage]
@@ -58,7 +64,9 @@ def line(record: RunRecord) -> str:
     if record.stage == "rl" and record.rl_steps:
         last = record.rl_steps[-1]
         parts.append(f"step {last.step}/{record.steps_total.get('rl', 0)}")
-        parts.append(f"reward {last.values.get('reward.mean', float('nan')):.3f}")
+        rewards = reward_series(record)
+        if rewards:
+            parts.append(f"reward {rewards[-1]:.3f}")
         parts.append(f"staleness {last.values.get('staleness.mean', 0.0):.1f}")
     if record.stage == "rl" and any(record.groups):
         parts.append(f"groups: {record.groups[0]} in flight, {record.groups[1]} ready")
@@ -122,10 +130,11 @@ def _in_flight(record: RunRecord) -> str:
 
 
 def _add_learning(rows: Table, record: RunRecord) -> None:
-    rewards = [s.values.get("reward.mean", 0.0) for s in record.rl_steps]
+    rewards = reward_series(record)
     shares = time_share(record)
     histogram = staleness_histogram(record)
-    rows.add_row("reward", f"{sparkline(rewards, top=1.0)} {rewards[-1]:.3f}")
+    if rewards:
+        rows.add_row("reward", f"{sparkline(rewards, top=1.0)} {rewards[-1]:.3f}")
     rows.add_row(
         "staleness",
         ", ".join(f"{k}: {n}" for k, n in histogram.items())
