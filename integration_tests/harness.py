@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import random
@@ -138,6 +139,25 @@ def alive(processes: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
     return {process for process in processes if identity(process[0]) == process}
 
 
+@contextlib.contextmanager
+def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of this size at `folder`, for this process and its children alone.
+
+    In a mount namespace of its own: nothing is left, even when the tests are killed.
+    """
+    clone_newns = 0x20000
+    if ctypes.CDLL(None, use_errno=True).unshare(clone_newns) != 0:
+        pytest.skip(f"no mount namespace: {os.strerror(ctypes.get_errno())}")
+    folder.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "small", str(folder)]
+    subprocess.run(mount, check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
 # The ledger, from outside
 
 
@@ -244,8 +264,6 @@ class Stack:
         settings: `process.dotted.key=value`.
         engine_delay_s: Longest wait of the scripted engine before an answer.
         scripted: Use the scripted engine instead of the embedded one.
-        tmpfs_bytes: Mount a file system of this size at the state folder, in a mount namespace that
-            goes with the stack.
     """
 
     def __init__(
@@ -255,13 +273,11 @@ class Stack:
         settings: Sequence[str] = (),
         engine_delay_s: float = 0.1,
         scripted: bool = True,
-        tmpfs_bytes: int = 0,
     ) -> None:
         self.folder = folder
         self.file = folder / "stack.toml"
         self.state = folder / "state"
         self.output = folder / "up.log"
-        self._tmpfs_bytes = tmpfs_bytes
         self._process: subprocess.Popen[bytes] | None = None
         folder.mkdir(parents=True, exist_ok=True)
         document = stack_document(self.state, engine_delay_s=engine_delay_s, scripted=scripted)
@@ -282,21 +298,18 @@ class Stack:
         assert self._process is not None
         return self._process.pid
 
-    def visible(self, path: Path) -> Path:
-        """Where this process sees a path of the stack's."""
-        if not self._tmpfs_bytes:
-            return path
-        return Path(f"/proc/{self.supervisor_pid}/root{path}")
-
     @property
     def ledger(self) -> Path:
         """The ledger's folder."""
-        return self.visible(self.state / "rollout" / "ledger")
+        return Path(self._config("rollout")["ledger"]["folder"])
 
     @property
     def stage_folder(self) -> Path:
         """What the trainer keeps of the stage."""
-        return self.visible(self.state / "trainer" / "stages" / STAGE)
+        return Path(self._config("trainer")["run_dir"]) / "stages" / STAGE
+
+    def _config(self, name: str) -> Mapping[str, Any]:
+        return next(process.config for process in self.spec.processes if process.name == name)
 
     async def start(self) -> None:
         """Start it, and wait until every process serves."""
@@ -314,10 +327,6 @@ class Stack:
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start `tailrace up`."""
         command = [sys.executable, "-m", "tailrace_cli", "up", "--stack", str(self.file)]
-        if self._tmpfs_bytes:
-            self.state.mkdir(exist_ok=True)
-            mount = f'mount -t tmpfs -o size={self._tmpfs_bytes} test {self.state} && exec "$@"'
-            command = ["/usr/bin/env", "unshare", "--mount", "sh", "-c", mount, "up", *command]
         with self.output.open("ab") as output:
             # Tests that are killed leave no stack behind.
             tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command]
@@ -372,7 +381,7 @@ class Stack:
 
     def log(self, name: str) -> str:
         """What a process has printed, over all its lives."""
-        return self.visible(self.state / "logs" / f"{name}.log").read_text(errors="replace")
+        return (self.state / "logs" / f"{name}.log").read_text(errors="replace")
 
     async def sandboxes(self) -> list[str]:
         """Ids of the sandboxes that exist, whoever made them."""

@@ -56,7 +56,6 @@ class Chaos:
     versions: list[Any] = field(default_factory=list)
     sandboxes: list[str] = field(default_factory=list)
     orphans: dict[str, set[tuple[int, str]]] = field(default_factory=dict)
-    engine_versions: list[int] = field(default_factory=list)
 
 
 class Assassin:
