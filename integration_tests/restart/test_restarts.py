@@ -16,6 +16,7 @@ import pytest
 from tailrace_cli.demo.services import connect
 
 from integration_tests.harness import (
+    STAGE,
     LedgerView,
     Stack,
     StageRun,
@@ -37,6 +38,8 @@ pytestmark = needs_root
 
 VICTIMS = ["sandbox", "eval", "weights", "engine", "rollout", "trainer", "everything"]
 BATCH_GROUPS = 3
+MANY = 1000
+"""Steps of a stage that is stopped once everything has died."""
 RUN_S = 240.0
 
 
@@ -44,7 +47,7 @@ RUN_S = 240.0
 class Chaos:
     """What a run with deaths has left."""
 
-    steps: int
+    steps: int = 0
     kills: list[str] = field(default_factory=list)
     run: StageRun = field(default_factory=StageRun)
     losses: list[str] = field(default_factory=list)
@@ -64,28 +67,32 @@ class Assassin:
     Args:
         folder: For the stack.
         victims: Processes in the order of their deaths; "everything" is the supervisor and all.
-        steps: Of the stage.
     """
 
-    def __init__(self, folder: Path, victims: list[str], *, steps: int) -> None:
+    def __init__(self, folder: Path, victims: list[str]) -> None:
         # Attempts take a second or two, so that there are always some in the midst of something.
         self._stack = Stack(folder, engine_delay_s=0.5)
         self._victims = victims
         self._witness = Witness(lambda: self._stack.ledger)
-        self.chaos = Chaos(steps)
+        self.chaos = Chaos()
 
     async def run(self) -> Chaos:
         """The whole run."""
         chaos, stack = self.chaos, self._stack
         # Every second step: a death between two checkpoints throws a step away.
-        recipe = grpo_recipe(chaos.steps, checkpoint={"every_steps": 2, "keep": 1000})
+        recipe = grpo_recipe(MANY, checkpoint={"every_steps": 2, "keep": 1000})
         async with running(stack), asyncio.TaskGroup() as group:
             looking = group.create_task(self._witness.run())
             async with asyncio.timeout(RUN_S), connect(stack.targets) as services:
                 following = group.create_task(chaos.run.follow(services, recipe))
                 for victim in self._victims:
                     await self._kill_in_the_midst(victim)
+                await self._next_step("the end")
+                await services.stop_stage(STAGE)
                 await following
+                # How many steps there were hangs on how long the restarts took: now say how many.
+                chaos.steps = chaos.run.newest_step + 1
+                await chaos.run.follow(services, recipe | {"steps": chaos.steps})
                 chaos.versions = await announced_versions(services)
             looking.cancel()
             await self._record()
@@ -94,8 +101,7 @@ class Assassin:
     async def _kill_in_the_midst(self, victim: str) -> None:
         """Wait for a step since the last death, for attempts under way, and for finished ones."""
         chaos, stack = self.chaos, self._stack
-        seen = len(chaos.run.steps)
-        await until(lambda: len(chaos.run.steps) > seen, f"a step before {victim} dies", 90)
+        await self._next_step(f"the death of {victim}")
         await until(self._is_busy, f"attempts under way before {victim} dies")
         chaos.finished_before_a_kill |= self._finished()
         below = descendants(stack.supervisor_pid)
@@ -108,6 +114,10 @@ class Assassin:
             chaos.orphans[victim] = descendants(pid)
             await stack.kill(victim)
         chaos.kills.append(victim)
+
+    async def _next_step(self, before: str) -> None:
+        seen = len(self.chaos.run.steps)
+        await until(lambda: len(self.chaos.run.steps) > seen, f"a step before {before}", 90)
 
     def _is_busy(self) -> bool:
         view = self._witness.look()
@@ -208,7 +218,7 @@ def assert_nothing_is_left_behind(chaos: Chaos) -> None:
 @pytest.fixture(scope="module")
 def chaos(tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     folder = tmp_path_factory.mktemp("chaos")
-    return asyncio.run(Assassin(folder, VICTIMS, steps=len(VICTIMS) + 1).run())
+    return asyncio.run(Assassin(folder, VICTIMS).run())
 
 
 def test_a_run_ends_whatever_was_killed(chaos: Chaos) -> None:
@@ -235,4 +245,4 @@ def test_no_sandbox_and_no_process_is_left_behind(chaos: Chaos) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_run_survives_one_process_dying_again_and_again(victim: str, tmp_path: Path) -> None:
-    check(asyncio.run(Assassin(tmp_path, [victim] * 3, steps=5).run()))
+    check(asyncio.run(Assassin(tmp_path, [victim] * 3).run()))
