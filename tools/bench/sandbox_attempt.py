@@ -30,15 +30,18 @@ from service_kit.channel import ChannelConfig
 REPOSITORY = {
     "shop.py": "".join(f"def item_{n}(a, b):\n    return a + b\n\n\n" for n in range(20)).encode()
     + b"def total(a, b):\n    return a - b\n",
-    "test_shop.py": b"from shop import total\n\nassert total(2, 3) == 5, total(2, 3)\nprint('ok')\n",
+    "test_shop.py": b"from shop import total\n\nassert total(2, 3) == 5\nprint('ok')\n",
     "README.md": b"# Shop\n\nAdds things up.\n",
 }
-HIDDEN = (
-    "import unittest\n\nimport shop\n\n\nclass TestTotal(unittest.TestCase):\n"
-    "    def test_total(self):\n        self.assertEqual(shop.total(2, 3), 5)\n"
-    "        self.assertEqual(shop.total(-1, 1), 0)\n\n\nif __name__ == '__main__':\n"
-    "    unittest.main()\n"
-)
+HIDDEN = {
+    "unittest": (
+        "import unittest\n\nimport shop\n\n\nclass TestTotal(unittest.TestCase):\n"
+        "    def test_total(self):\n        self.assertEqual(shop.total(2, 3), 5)\n"
+        "        self.assertEqual(shop.total(-1, 1), 0)\n\n\nif __name__ == '__main__':\n"
+        "    unittest.main()\n"
+    ),
+    "asserts": "import shop\n\nassert shop.total(2, 3) == 5\nassert shop.total(-1, 1) == 0\n",
+}
 COMMANDS = (
     "grep -rn 'def total' .",
     "sed -n '80,90p' shop.py",
@@ -96,6 +99,7 @@ class ServiceUnderTest:
         self.fork_server = int(children.read_text().split()[0])
 
     def cpu_s(self) -> dict[str, float]:
+        """Processor seconds so far, by who used them."""
         return {
             "service": ticks(self.process.pid, children=False),
             "fork_server": ticks(self.fork_server, children=False),
@@ -103,35 +107,36 @@ class ServiceUnderTest:
         }
 
     def stop(self) -> None:
+        """End the service and wait for it."""
         self.process.terminate()
         self.process.wait()
 
 
-async def attempt(client: SandboxClient, tree: EnvironmentTree) -> None:
+async def attempt(client: SandboxClient, tree: EnvironmentTree, hidden: str) -> None:
     async with await client.create(tree) as sandbox:
         codes = [(await sandbox.run(command)).exit_code for command in COMMANDS]
         assert codes == [0, 0, 1, 0, 0], codes
         diff = await sandbox.diff()
     async with await client.create(tree) as grading:
         assert await grading.apply_patch(diff) == ["shop.py"]
-        await grading.write("test_hidden.py", HIDDEN)
+        await grading.write("test_hidden.py", hidden)
         result = await grading.run(GRADE)
         assert result.exit_code == 0, result.stderr
 
 
 async def service_round(
-    service: ServiceUnderTest, attempts: int, at_once: int
+    service: ServiceUnderTest, attempts: int, at_once: int, hidden: str = HIDDEN["unittest"]
 ) -> tuple[dict[str, float], float]:
     tree = EnvironmentTree(REPOSITORY)
     async with SandboxClient(ChannelConfig(target=service.target)) as client:
-        await attempt(client, tree)  # connection, environment and code are warm from now on
+        await attempt(client, tree, hidden)  # connection, environment and code are warm from now on
         before = {**service.cpu_s(), "client": own_cpu_s()}
         began = time.perf_counter()
         limit = asyncio.Semaphore(at_once)
 
         async def one() -> None:
             async with limit:
-                await attempt(client, tree)
+                await attempt(client, tree, hidden)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(attempts):
@@ -141,7 +146,7 @@ async def service_round(
     return {k: (after[k] - before[k]) * 1000 / attempts for k in before}, wall_s / attempts
 
 
-def process_round(attempts: int, prefix: list[str]) -> float:
+def process_round(attempts: int, prefix: list[str], hidden: str) -> float:
     """The same work by processes; `prefix` isolates a command, or does not."""
     own, children = own_cpu_s(), children_cpu_s()
     for _ in range(attempts):
@@ -157,7 +162,7 @@ def process_round(attempts: int, prefix: list[str]) -> float:
                 ["git", "diff", "--no-index", "pristine", "work"], cwd=folder, capture_output=True
             ).stdout
             subprocess.run(["git", "apply", "-p2", "-"], cwd=grading, input=diff, check=True)
-            (grading / "test_hidden.py").write_text(HIDDEN)
+            (grading / "test_hidden.py").write_text(hidden)
             assert _process(grading, GRADE, prefix) == 0
     return (own_cpu_s() - own + children_cpu_s() - children) * 1000 / attempts
 
@@ -175,7 +180,27 @@ def _process(folder: Path, command: str, prefix: list[str]) -> int:
     ).returncode
 
 
-BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--cap-drop", "ALL", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--bind", "WORK", "WORK", "--chdir", "WORK"]
+BWRAP = [
+    "bwrap",
+    "--unshare-all",
+    "--die-with-parent",
+    "--cap-drop",
+    "ALL",
+    "--ro-bind",
+    "/",
+    "/",
+    "--proc",
+    "/proc",
+    "--dev",
+    "/dev",
+    "--tmpfs",
+    "/tmp",
+    "--bind",
+    "WORK",
+    "WORK",
+    "--chdir",
+    "WORK",
+]
 
 
 def main() -> None:
@@ -183,21 +208,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--attempts", type=int, default=40)
     parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--hidden-test", choices=HIDDEN, default="unittest")
     options = parser.parse_args()
-    rivals = {"plain": []} | ({"bwrap": BWRAP} if shutil.which("bwrap") else {})
+    hidden = HIDDEN[options.hidden_test]
+    rivals: dict[str, list[str]] = {"plain": []}
+    if shutil.which("bwrap"):
+        rivals["bwrap"] = BWRAP
     samples: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         service = ServiceUnderTest(Path(folder))
         try:
             for number in range(options.rounds):
                 split, wall_s = asyncio.run(
-                    service_round(service, options.attempts, options.at_once)
+                    service_round(service, options.attempts, options.at_once, hidden)
                 )
                 found = {f"service.{k}_cpu_ms": v for k, v in split.items()}
                 found["service.cpu_ms"] = sum(split.values())
                 found["service.wall_ms"] = wall_s * 1000
                 for name, prefix in rivals.items():
-                    found[f"{name}.cpu_ms"] = process_round(max(1, options.attempts // 8), prefix)
+                    found[f"{name}.cpu_ms"] = process_round(
+                        max(1, options.attempts // 8), prefix, hidden
+                    )
                 for name, value in found.items():
                     samples.setdefault(name, []).append(value)
                 print(number, {k: round(v, 2) for k, v in found.items()}, flush=True)

@@ -32,7 +32,7 @@ from sandbox_client.backends.local.forkserver import (
 from sandbox_client.backends.local.jail import seccomp, wire
 from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
 from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
-from sandbox_client.backends.local.store import EnvironmentStore
+from sandbox_client.backends.local.store import EMPTY_DIGEST, EnvironmentStore
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.core.paths import PathRefusedError, check_mount_point
 from sandbox_client.errors import (
@@ -323,6 +323,7 @@ class LocalBackend:
                 "python_path": f"/opt/python/{python.binary}",
                 "mounts": local.writable,
                 "seccomp": local.seccomp,
+                "rehearsal_digest": EMPTY_DIGEST,
                 "rlimits": self._rlimits(),
             },
             "environ": self._environ({}),

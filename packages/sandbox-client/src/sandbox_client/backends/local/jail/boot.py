@@ -72,7 +72,7 @@ def serve(recorder: Recorder, baseline: frozenset[str], path: list[str]) -> None
 
     from sandbox_client.backends.local.jail.forkserver import ForkServer, Settings
     from sandbox_client.backends.local.jail.prewarm import prewarm
-    from sandbox_client.backends.local.jail.warm_python import run_program
+    from sandbox_client.backends.local.jail.warm_python import rehearse_program, run_program
 
     for _ in range(_PREWARM_ROUNDS):
         prewarm()
@@ -83,6 +83,7 @@ def serve(recorder: Recorder, baseline: frozenset[str], path: list[str]) -> None
     options["rlimits"] = tuple((kind, limit) for kind, limit in options["rlimits"])
     server = ForkServer(socket.socket(fileno=_CONTROL_FD), Settings(**options))
     server.prepare()
+    rehearse_program(stash, path, settings["environ"])
     # Nothing of what is loaded now ever becomes garbage; touching it would copy pages.
     gc.collect()
     gc.disable()

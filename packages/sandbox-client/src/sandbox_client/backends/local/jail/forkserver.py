@@ -14,9 +14,14 @@ from dataclasses import dataclass
 
 from sandbox_client.backends.local.jail import kernel, template, wire
 from sandbox_client.backends.local.jail.init import Init, PythonRun
+from sandbox_client.backends.local.jail.rehearsal import rehearse
 from sandbox_client.backends.local.jail.seccomp import Program, build_filter, is_supported
 
 __all__ = ["ForkServer", "Settings"]
+
+
+_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
+_REHEARSALS = 12
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,8 @@ class Settings:
     mounts: tuple[str, ...]
     """Writable folders beside the work folder."""
     seccomp: bool
+    rehearsal_digest: str
+    """A stored environment to practise with."""
     rlimits: tuple[tuple[int, int], ...]
     """(resource, limit) pairs, soft and hard alike."""
 
@@ -56,9 +63,30 @@ class ForkServer:
         os.umask(0o022)
         if self._settings.seccomp and is_supported(os.uname().machine):
             self._filter = Program(build_filter(os.uname().machine))
+        rehearse(self._settings.python_path, dict(os.environ))
         kernel.mount("proc", "/proc", "proc")
-        self._own_pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._own_pid_namespace = _own_namespace("pid")
+        self._rehearse_setup()
         kernel.umount("/proc")
+
+    def _rehearse_setup(self) -> None:
+        """Sets sandboxes up without a process in them, for the reason that `rehearsal` gives."""
+        own = [_own_namespace(kind) for kind in ("net", "ipc", "uts", "mnt")]
+        message: wire.Message = {
+            "digest": self._settings.rehearsal_digest,
+            "workdir": "/workspace",
+            "disk_bytes": 1 << 20,
+            "inodes": 256,
+        }
+        self._make_mount_points("/workspace")
+        for _ in range(_REHEARSALS):
+            self._make_namespaces()
+            for fd in self._mount(message):
+                os.close(fd)
+            for fd in own:
+                kernel.setns(fd)
+        for fd in own:
+            os.close(fd)
 
     def serve(self) -> PythonRun | None:
         """Works until the service goes away. Returns a program to run in a sandbox's process."""
@@ -150,10 +178,7 @@ class ForkServer:
                 os.write(fd, b"0")
                 os.close(fd)
             step = "make namespaces"
-            kernel.unshare(
-                kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
-            )
-            kernel.loopback_up()
+            self._make_namespaces()
             step = "mount"
             root_fd, upper_fd = self._mount(message)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
@@ -169,6 +194,10 @@ class ForkServer:
             wire.send(channel, {"op": "failed", "step": step, "error": str(error) or repr(error)})
             os._exit(1)
         return init
+
+    def _make_namespaces(self) -> None:
+        kernel.unshare(_NAMESPACES)
+        kernel.loopback_up()
 
     def _mount(self, message: wire.Message) -> tuple[int, int]:
         """Sets up the file systems; returns descriptors of the root and of the overlay's upper."""
@@ -216,6 +245,10 @@ class ForkServer:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if self._filter is not None:
             self._filter.install()
+
+
+def _own_namespace(kind: str) -> int:
+    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -63,6 +63,21 @@ class Init:
         """Takes the address of the Python stand-in, before any command can."""
         self._shims.listen()
 
+    def rehearse_once(self) -> PythonRun | None:
+        """Takes one command and sees it to its end; see `rehearsal`."""
+        run = self._from_service()
+        if run is None:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            self._reap()
+        return run
+
+    def close(self) -> None:
+        """Lets go of everything, after a rehearsal."""
+        self._channel.close()
+        self._shims.close()
+        for fd in self._wake:
+            os.close(fd)
+
     def serve(self) -> PythonRun:
         """Works until the service goes away, then ends the process."""
         signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)

@@ -108,6 +108,10 @@ class Shims:
         for shim in (self._listener, *self._open.values()):
             shim.detach()
 
+    def close(self) -> None:
+        """Gives the address up."""
+        self._listener.close()
+
     def _accept(self) -> None:
         try:
             shim, _ = self._listener.accept()

@@ -81,7 +81,7 @@ class Stash:
     # -- after: in a program's process
 
     def added(self) -> list[str]:
-        """Names that have come into `sys.modules` since, latest first.
+        """Names that have come into `sys.modules` since, latest first, without `__main__`.
 
         Only these are looked at: every object that is touched is a page to be copied.
         """
@@ -89,7 +89,8 @@ class Stash:
         for name in reversed(sys.modules):
             if name == self._last_baseline:
                 break
-            names.append(name)
+            if name != "__main__":
+                names.append(name)
         return names
 
     def is_own(self, name: str) -> bool:

@@ -17,12 +17,13 @@ from sandbox_client.backends.local.jail import boot, kernel
 from sandbox_client.backends.local.jail.python_args import PythonRun
 from sandbox_client.backends.local.jail.stash import Stash
 
-__all__ = ["run_program"]
+__all__ = ["rehearse_program", "run_program"]
 
 _OWN_FILES = frozenset(
     {__file__, __file__.replace("warm_python", "boot"), f"{boot.CODE_FOLDER}/init"}
 )
 _FLUSH_FAILED = 120
+_REHEARSALS = 12
 
 
 def run_program(
@@ -41,6 +42,21 @@ def run_program(
         del sys.modules[name]  # what the first process's own calls have brought back
     _prepare(run, path, environ)
     _finish(_execute(run, real_python), stash)
+
+
+def rehearse_program(stash: Stash, path: list[str], environ: dict[str, str]) -> None:
+    """Runs an empty program in this process and undoes it, for the reason `rehearsal` gives."""
+    main, argv, orig_argv = sys.modules["__main__"], list(sys.argv), list(sys.orig_argv)
+    executable, old_path = sys.executable, list(sys.path)
+    program = PythonRun("command", "pass", ["python", "-c", "pass"], [], environ, "/")
+    for _ in range(_REHEARSALS):
+        _prepare(program, path, environ)
+        _execute(program, executable)
+        _flush_all()
+        _tear_down(stash)
+    sys.modules["__main__"] = main
+    sys.argv[:], sys.orig_argv[:] = argv, orig_argv
+    sys.executable, sys.path[:] = executable, old_path
 
 
 def _prepare(run: PythonRun, path: list[str], environ: dict[str, str]) -> None:
