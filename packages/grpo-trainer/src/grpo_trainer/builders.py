@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,29 @@ from grpo_trainer.config import GrpoConfig, SftConfig
 from grpo_trainer.errors import CheckpointInvalid, ModelError
 from grpo_trainer.held import HeldWeights
 from grpo_trainer.peers import Peers
-from grpo_trainer.registry import RunRegistry
+from grpo_trainer.recipes import StageRecipe
+from grpo_trainer.registry import RunRegistry, StageRecord
 from grpo_trainer.stage import RunningStage, StageContext
 from grpo_trainer.weights import WeightsPublisher
+
+
+@dataclass(slots=True)
+class ActiveStage:
+    """A stage that is running, or about to.
+
+    Attributes:
+        record: As it was when it was started.
+        recipe: What it was started with.
+        context: Its surroundings.
+        ended: Set once its end is written down.
+        stage: Itself; None while it is being made ready.
+    """
+
+    record: StageRecord
+    recipe: StageRecipe
+    context: StageContext
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    stage: RunningStage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +51,7 @@ async def take_up_weights(
     context: StageContext,
     held: HeldWeights,
     registry: RunRegistry,
-    recipe: SftConfig | GrpoConfig,
+    recipe: StageRecipe,
 ) -> Resumption:
     """Load what a stage trains: its own newest checkpoint, or the weights it starts from.
 

@@ -10,13 +10,21 @@ from typing import Any
 from rollout_engine.types import Decision, GroupKey
 
 from grpo_trainer.config import GrpoConfig
-from grpo_trainer.core.admission import AdmissionRules, Pace, Pipeline
+from grpo_trainer.core.admission import (
+    AdmissionRules,
+    Outstanding,
+    Pace,
+    Pipeline,
+    count_overdue,
+)
 from grpo_trainer.core.curriculum import Curriculum
-from grpo_trainer.core.decisions import GroupBook, LiveGroup
+from grpo_trainer.core.decisions import GroupBook, LiveGroup, Phase
 from grpo_trainer.core.figures import ArrivalWindow
 from grpo_trainer.core.groups import TrainableGroup
 from grpo_trainer.stage import StageContext
 from grpo_trainer.telemetry import GroupSpans
+
+_SMOOTHING = 0.1
 
 
 class GroupFlow:
@@ -55,6 +63,8 @@ class GroupFlow:
         self.last_arrival_s = context.clock()
         self.spans = GroupSpans()
         self._stepping = False
+        self._placed_s: dict[int, float] = {}
+        self._typical_s = 0.0
         self._changed = asyncio.Condition()
         self._changes = 0
 
@@ -68,10 +78,20 @@ class GroupFlow:
             step=step,
             training=self._stepping,
             in_flight=self.book.in_flight,
-            overdue=self.book.overdue(step - self.rules.staleness_bound),
+            overdue=self._overdue(step),
             ready=self.book.ready - len(self.training) + skipped,
             steps_left=self.config.steps - self.step - self._stepping,
         )
+
+    def _overdue(self, step: int) -> int:
+        placed = self._placed_s
+        now_s = self.context.clock()
+        flying = (
+            Outstanding(group.started_step, placed.get(group.ordinal, now_s))
+            for group in self.book.live
+            if group.phase is Phase.ASSIGNED
+        )
+        return count_overdue(self.rules, flying, step=step, now_s=now_s, typical_s=self._typical_s)
 
     @property
     def published_step(self) -> int:
@@ -83,6 +103,18 @@ class GroupFlow:
     def attempts_in_flight(self) -> int:
         """Attempts of the groups at the engines."""
         return self.book.in_flight * self.config.group_size
+
+    def placed(self, group: LiveGroup) -> None:
+        """Note that an engine has a group from now on."""
+        self._placed_s.setdefault(group.ordinal, self.context.clock())
+
+    def arrived(self, group: LiveGroup) -> None:
+        """Note that a group is here; how long it took tells what is usual."""
+        placed_s = self._placed_s.pop(group.ordinal, None)
+        if placed_s is not None:
+            took_s = self.context.clock() - placed_s
+            usual_s = self._typical_s or took_s
+            self._typical_s = usual_s + _SMOOTHING * (took_s - usual_s)
 
     def begin_step(self, batch: Mapping[int, TrainableGroup]) -> None:
         """Move groups from waiting to being trained."""
@@ -101,6 +133,7 @@ class GroupFlow:
         """Settle a group."""
         self.book.decide(group.key, decision, step=step)
         self.ready.pop(group.ordinal, None)
+        self._placed_s.pop(group.ordinal, None)
         self.window.decided(decision)
         self.pace = self.pace.used(1)
         self.spans.end(group.key.group_id, decision)
@@ -109,6 +142,7 @@ class GroupFlow:
         """End a group's present assignment and have it placed under the next epoch."""
         fresh = self.book.reassign(group.key, decision, step=self.published_step)
         self.ready.pop(group.ordinal, None)
+        self._placed_s.pop(group.ordinal, None)
         self.window.decided(decision)
         self.spans.end(group.key.group_id, decision)
         self.to_place.append(fresh.key)

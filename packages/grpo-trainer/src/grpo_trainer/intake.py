@@ -46,6 +46,7 @@ class Intake:
         if reception is Reception.ACCEPTED:
             group = flow.book.find(key)
             assert group is not None
+            flow.arrived(group)
             await self._judge(group, finished)
         elif reception is Reception.DECIDED:
             verdict = flow.book.durable((key, engine))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Protocol
@@ -73,14 +72,13 @@ class GrpcPeers:
             ServiceError: The evaluator does not know the set, or cannot be reached.
         """
         stub = eval_grpc.EvalServiceStub(self._channel(self._config.evaluator))
-        deadline_s = time.monotonic() + self._config.call_timeout_s
         found: list[str] = []
         token = ""
         while not limit or len(found) < limit:
             size = min(PAGE_TASKS, limit - len(found)) if limit else PAGE_TASKS
             request = eval_pb.ListTasksRequest(task_set=task_set, page_size=size, page_token=token)
-            timeout_s = max(0.1, deadline_s - time.monotonic())
-            page = await stub.ListTasks(request, timeout=timeout_s)
+            # Each page has its own deadline: a generated set is made while it is listed.
+            page = await stub.ListTasks(request, timeout=self._config.call_timeout_s)
             found.extend(task.task_id for task in page.tasks)
             token = page.next_page_token
             if not token:

@@ -15,6 +15,11 @@ from grpo_trainer.rollouts import GroupSource
 
 _UNKNOWN_TASK = frozenset({Reason.NOT_FOUND, Reason.INVALID_ARGUMENT})
 _SPENT_EPOCH = frozenset({Reason.STALE_EPOCH, Reason.ALREADY_EXISTS, Reason.FAILED_PRECONDITION})
+# The engine cannot take the group for now; whoever runs it has to free something.
+_NO_ROOM = frozenset(
+    {Reason.DISK_FULL, Reason.QUOTA_EXHAUSTED, Reason.UNAVAILABLE, Reason.DRAINING}
+)
+_NO_ROOM_S = 2.0
 _MAX_LOOK_S = 5.0
 
 
@@ -24,6 +29,7 @@ class Placement:
     def __init__(self, flow: GroupFlow, source: GroupSource) -> None:
         self._flow = flow
         self._source = source
+        self._told_no_room = False
         limits = flow.config.limits
         self._limits = AttemptLimits(
             turns=limits.turns,
@@ -52,7 +58,8 @@ class Placement:
             elif isinstance(decision, Wait):
                 await flow.wait_changed(seen, timeout_s=decision.until_s - now_s)
             else:
-                await flow.wait_changed(seen)
+                # A look now and then: with time, a group in flight can come to count as too slow.
+                await flow.wait_changed(seen, timeout_s=_MAX_LOOK_S)
 
     async def watch_engines(self) -> None:
         """Give the groups of engines that fell silent to others, without end."""
@@ -91,9 +98,11 @@ class Placement:
             group = flow.book.trace(key, traceparent)
         engine = self._choose(group)
         flow.book.place(key, engine)
+        flow.placed(group)
         try:
             async with asyncio.timeout(flow.config.engine_lost_s):
                 await self._source.assign(engine, self._assignment(group))
+            self._told_no_room = False
         except TimeoutError:
             await self._not_taken(group)
         except ServiceError as error:
@@ -155,6 +164,16 @@ class Placement:
 
     async def _refused(self, group: LiveGroup, engine: str, error: ServiceError) -> None:
         flow = self._flow
+        current = flow.book.find(group.key)
+        if current is None or current.phase is Phase.READY:
+            return
+        if error.reason in _NO_ROOM:
+            if not self._told_no_room:
+                await flow.context.note(f"engine {engine} takes no group for now: {error.message}")
+            self._told_no_room = True
+            flow.to_place.append(group.key)
+            await flow.wait_changed(flow.changes, timeout_s=_NO_ROOM_S)
+            return
         if error.reason in _SPENT_EPOCH:
             flow.again(group, Decision.WITHDRAWN)
             return

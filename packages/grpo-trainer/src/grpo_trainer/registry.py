@@ -58,6 +58,11 @@ class StageRecord:
     error: str = ""
 
 
+def finished_by(record: StageRecord, steps: int) -> bool:
+    """Say whether a stage is done even if it is now to have so many steps."""
+    return record.state is StageState.FINISHED and record.step >= steps
+
+
 @dataclass(frozen=True, slots=True)
 class RunStatus:
     """Where a run is.
@@ -114,7 +119,10 @@ class RunRegistry:
         return self._stages.get(name)
 
     def put(self, record: StageRecord, *, started: bool = False) -> None:
-        """Write a stage down; one that is started moves to the end."""
+        """Write a stage down; one that is started moves to the end.
+
+        It is known to this process even if it cannot be written.
+        """
         if started:
             self._stages.pop(record.name, None)
         self._stages[record.name] = record

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from service_kit.telemetry import parent_context, tracer
 from weight_sync.core.manifest import PolicyVersion
 
 from grpo_trainer.backends.base import TrainerBackend
-from grpo_trainer.builders import build_grpo, build_sft, take_up_weights
+from grpo_trainer.builders import (
+    ActiveStage,
+    build_grpo,
+    build_sft,
+    take_up_weights,
+)
 from grpo_trainer.checkpoint import step_of
 from grpo_trainer.config import GrpoConfig, TrainerConfig
 from grpo_trainer.errors import (
@@ -25,11 +30,17 @@ from grpo_trainer.events import Event, EventKind, EventLog
 from grpo_trainer.held import HeldWeights
 from grpo_trainer.peers import Peers
 from grpo_trainer.recipes import StageRecipe, check_same_recipe, parse_recipe
-from grpo_trainer.registry import BASE, RunRegistry, RunStatus, StageRecord, check_name
+from grpo_trainer.registry import (
+    BASE,
+    RunRegistry,
+    RunStatus,
+    StageRecord,
+    check_name,
+    finished_by,
+)
 from grpo_trainer.stage import (
     ComputeThread,
     PolicyState,
-    RunningStage,
     StageContext,
     StageKind,
     StageState,
@@ -41,25 +52,6 @@ logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 60.0
 """Longest wait, when the service ends, for the stage at hand to write its checkpoint."""
-
-
-@dataclass(slots=True)
-class _Active:
-    """The stage that runs now."""
-
-    record: StageRecord
-    recipe: StageRecipe
-    context: StageContext
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    stage: RunningStage | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """What a stage needs of the other services before it starts."""
-
-    publisher: WeightsPublisher | None = None
-    tasks: tuple[str, ...] = ()
 
 
 class TrainerRun:
@@ -84,7 +76,7 @@ class TrainerRun:
         self._registry = RunRegistry(config.run_dir, run=config.run, resume=config.resume)
         self._lock = asyncio.Lock()
         self._tasks: asyncio.TaskGroup | None = None
-        self._active: _Active | None = None
+        self._active: ActiveStage | None = None
         self._publisher: WeightsPublisher | None = None
         self._newest: PolicyVersion | None = None
         self._logs: dict[str, EventLog] = {}
@@ -145,11 +137,10 @@ class TrainerRun:
                     f"stage {self._active.record.name!r} is running; stop it, or wait for its end, "
                     f"before starting {name!r}"
                 )
-            finished = record is not None and record.state is StageState.FINISHED
-            if record is not None and finished and record.step >= recipe.steps:
+            if record is not None and finished_by(record, recipe.steps):
                 return record.step
-            inputs = await self._inputs(recipe)
-            return await self._launch(name, kind, recipe, recipe_toml, inputs, traceparent)
+            publisher = await self._publisher_for(recipe)
+            return await self._launch(name, kind, recipe, recipe_toml, publisher, traceparent)
 
     async def stop_stage(self, name: str) -> int:
         """Let a stage finish its step and write a checkpoint.
@@ -234,17 +225,15 @@ class TrainerRun:
             if last:
                 return
 
-    async def _inputs(self, recipe: StageRecipe) -> _Inputs:
+    async def _publisher_for(self, recipe: StageRecipe) -> WeightsPublisher | None:
         """Get what a stage needs of the peers, while the caller can still be told to try again."""
         if recipe.start_from not in ("", BASE):
             self._find(recipe.start_from)
         if not isinstance(recipe, GrpoConfig):
-            return _Inputs()
-        publisher = await self._acquire()
-        tasks = recipe.tasks or await self._peers.list_tasks(
-            recipe.task_set, limit=recipe.max_tasks
-        )
-        return _Inputs(publisher, tuple(tasks))
+            return None
+        if recipe.task_set:
+            await self._peers.list_tasks(recipe.task_set, limit=1)
+        return await self._acquire()
 
     async def _launch(
         self,
@@ -252,7 +241,7 @@ class TrainerRun:
         kind: StageKind,
         recipe: StageRecipe,
         recipe_toml: str,
-        inputs: _Inputs,
+        publisher: WeightsPublisher | None,
         traceparent: str,
     ) -> int:
         if self._tasks is None:
@@ -271,12 +260,14 @@ class TrainerRun:
             policy=PolicyState(),
             compute=self._compute,
         )
-        self._active = _Active(record, recipe, context)
+        self._active = ActiveStage(record, recipe, context)
         self._registry.put(record, started=True)
-        self._tasks.create_task(self._run_stage(self._active, inputs, traceparent))
+        self._tasks.create_task(self._run_stage(self._active, publisher, traceparent))
         return step
 
-    async def _run_stage(self, active: _Active, inputs: _Inputs, traceparent: str) -> None:
+    async def _run_stage(
+        self, active: ActiveStage, publisher: WeightsPublisher | None, traceparent: str
+    ) -> None:
         """Run a stage, and write down how it ended whatever happens."""
         state, error = StageState.FAILED, ""
         try:
@@ -285,7 +276,7 @@ class TrainerRun:
                 context=parent_context(traceparent),
                 attributes={"stage.name": active.record.name},
             ):
-                state = await self._work(active, inputs)
+                state = await self._work(active, publisher)
             self._held.moved(active.record.name)
         except asyncio.CancelledError:
             state, error = StageState.STOPPED, "the service ended"
@@ -299,19 +290,23 @@ class TrainerRun:
         finally:
             await self._ended(active, state, error)
 
-    async def _work(self, active: _Active, inputs: _Inputs) -> StageState:
+    async def _work(self, active: ActiveStage, publisher: WeightsPublisher | None) -> StageState:
         context, recipe = active.context, active.recipe
         resumed = await take_up_weights(context, self._held, self._registry, recipe)
         if isinstance(recipe, GrpoConfig):
-            assert inputs.publisher is not None
+            assert publisher is not None
+            # Listing a large set can take long: the caller of StartStage does not wait for it.
+            tasks = recipe.tasks or await self._peers.list_tasks(
+                recipe.task_set, limit=recipe.max_tasks
+            )
             active.stage = build_grpo(
                 context,
                 self._held,
                 recipe,
                 resumed,
                 peers=self._peers,
-                publisher=inputs.publisher,
-                tasks=inputs.tasks,
+                publisher=publisher,
+                tasks=tasks,
                 newest_number=0 if self._newest is None else self._newest.number,
             )
         else:
@@ -320,15 +315,18 @@ class TrainerRun:
             )
         return await active.stage.run()
 
-    async def _ended(self, active: _Active, state: StageState, error: str) -> None:
+    async def _ended(self, active: ActiveStage, state: StageState, error: str) -> None:
         record = replace(self._with_progress(active.record), state=state, error=error)
         self._active = None
+        # The disk may be full: each is tried, and watchers hear it all the same.
         try:
-            self._registry.put(record)
             await self._append_end(record)
         except (OSError, TrainerError):
-            # The disk may be full; the watchers have heard all the same.
-            logger.exception("the end of stage %s could not be written down", record.name)
+            logger.exception("stage %s: its end is not in its events", record.name)
+        try:
+            self._registry.put(record)
+        except OSError:
+            logger.exception("stage %s: its end is not in the run's record", record.name)
         active.ended.set()
 
     async def _append_end(self, record: StageRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -362,6 +363,30 @@ async def test_a_stage_that_fails_says_why_and_can_be_started_again(
         events = await watched(stub, "sft")
         assert events[-1].ended.state == pb.STAGE_STATE_FINISHED
         assert kinds(events).count("ended") == 1
+
+
+async def test_on_a_full_disk_watchers_still_hear_the_end(
+    tmp_path: Path, model: Path, peers: SimulatedPeers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers.held_back = {f"game-run-rl-{ordinal:06d}" for ordinal in range(20)}
+    async with serving(settings(tmp_path, model), peers) as stub:
+        await stub.StartStage(start("rl", GRPO))
+
+        def full(*_: Any, **__: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(Path, "open", full)
+        monkeypatch.setattr(Path, "mkdir", full)
+        await stub.StopStage(pb.StopStageRequest(name="rl"))
+        ended = (await watched(stub, "rl"))[-1].ended
+        assert ended.state == pb.STAGE_STATE_FAILED
+        assert "no space" in ended.error
+        status = await stub.GetStatus(pb.GetStatusRequest())
+        assert status.stages[0].state == pb.STAGE_STATE_FAILED
+        monkeypatch.undo()
+        peers.held_back.clear()
+        await stub.StartStage(start("rl", GRPO))
+        assert (await watched(stub, "rl"))[-1].ended.state == pb.STAGE_STATE_FINISHED
 
 
 async def test_base_weights_can_be_published_while_sft_runs(

@@ -12,10 +12,12 @@ from grpo_trainer.core.admission import (
     AdmissionRules,
     Blocked,
     Hold,
+    Outstanding,
     Pace,
     Pipeline,
     Start,
     Wait,
+    count_overdue,
     next_start,
 )
 from hypothesis import given, settings
@@ -226,6 +228,30 @@ def test_slow_groups_that_steps_have_passed_block_no_start() -> None:
     passed = Pipeline(step=5, training=False, in_flight=4, overdue=3, ready=0, steps_left=9)
     assert next_start(rules, stuck, Pace(), 0.0) == Blocked(Hold.BOUND)
     assert next_start(rules, passed, Pace(), 0.0) == Start(min_step=4)
+
+
+@pytest.mark.parametrize(
+    ("ages_s", "typical_s", "expected"),
+    [
+        ([40, 10, 10], 10.0, 1),
+        ([40, 40, 40, 40], 10.0, 2),
+        ([29, 29], 10.0, 0),
+        ([1e6, 1e6], 0.0, 0),
+    ],
+)
+def test_groups_far_slower_than_usual_are_not_waited_for_up_to_a_batch_of_them(
+    ages_s: list[float], typical_s: float, expected: int
+) -> None:
+    rules = AdmissionRules(batch_groups=2, staleness_bound=8)
+    groups = [Outstanding(started_step=5, placed_s=100.0 - age) for age in ages_s]
+    found = count_overdue(rules, groups, step=6, now_s=100.0, typical_s=typical_s)
+    assert found == expected
+
+
+def test_groups_that_steps_have_passed_by_are_not_waited_for_at_all() -> None:
+    rules = AdmissionRules(batch_groups=2, staleness_bound=1)
+    groups = [Outstanding(started_step=step, placed_s=0.0) for step in (1, 2, 3, 4, 5)]
+    assert count_overdue(rules, groups, step=5, now_s=0.0, typical_s=0.0) == 3
 
 
 def test_the_last_step_need_not_wait_for_the_slowest_group() -> None:

@@ -158,6 +158,60 @@ def test_ready_groups_are_awaited_again_after_a_resume() -> None:
     assert resumed.deliver(first.key, "t", "e", 8) is Reception.DECIDED
 
 
+def test_an_epoch_that_a_crash_made_the_book_forget_is_accepted_when_it_arrives() -> None:
+    book = GroupBook("g")
+    first = opened(book)
+    checkpoint = book.snapshot()
+    second = book.place(book.reassign(first.key).key, "e")
+    resumed = GroupBook.restore(checkpoint)
+    assert resumed.deliver(second.key, "t", "e", 5) is Reception.ACCEPTED
+    assert resumed.deliver(first.key, "t", "e", 6) is Reception.DECIDED
+    resumed.decide(second.key, Decision.TRAINED, step=1)
+    fates = {v.key.epoch: v.decision for v in resumed.checkpointed(resumed.pending)}
+    assert fates == {1: Decision.WITHDRAWN, 2: Decision.TRAINED}
+
+
+def test_a_later_epoch_does_not_replace_one_that_is_here() -> None:
+    book = GroupBook("g")
+    first = opened(book)
+    later = GroupKey(first.key.group_id, 2)
+    assert book.deliver(first.key, "t", "e", 5) is Reception.ACCEPTED
+    assert book.deliver(later, "t", "e", 6) is Reception.SUPERSEDED
+    assert book.find(first.key) is not None
+
+
+def test_an_earlier_epoch_never_replaces_a_later_one() -> None:
+    book = GroupBook("g")
+    first = opened(book)
+    checkpoint = book.snapshot()
+    book.reassign(first.key)
+    resumed = GroupBook.restore(checkpoint)
+    again = resumed.reassign(first.key)
+    fresh = GroupBook.restore(resumed.snapshot())
+    fresh._durable.clear()
+    assert fresh.deliver(first.key, "t", "e", 3) is Reception.SUPERSEDED
+    assert fresh.find(again.key) is not None
+
+
+def test_a_group_is_never_assigned_again_under_an_epoch_that_is_decided() -> None:
+    book = GroupBook("g")
+    first = opened(book)
+    book.deliver(first.key, "t", "e", 1)
+    # A life that is forgotten had assigned epochs 2 and 3.
+    for epoch in (2, 3):
+        forgotten = GroupKey(first.key.group_id, epoch)
+        assert book.deliver(forgotten, "t", "e", epoch) is Reception.SUPERSEDED
+    assert book.reassign(first.key, Decision.STALE).key.epoch == 4
+
+
+def test_earlier_epochs_of_an_adopted_group_are_settled_with_it() -> None:
+    book = GroupBook("g")
+    assert book.deliver(GroupKey("g000000", 3), "t", "e", 9) is Reception.ACCEPTED
+    book.decide(GroupKey("g000000", 3), Decision.STALE)
+    fates = {v.key.epoch: v.decision.value for v in book.checkpointed(book.pending)}
+    assert fates == {1: "WITHDRAWN", 2: "WITHDRAWN", 3: "STALE"}
+
+
 @pytest.mark.parametrize("foreign", ["other000001", "g-1", "gx", "g"])
 def test_groups_of_another_stage_are_not_taken_in(foreign: str) -> None:
     book = GroupBook("g")
@@ -235,6 +289,27 @@ class TrainerLives(RuleBasedStateMachine):
         self.trained = list(self.trained_on_disk)
         # What was in flight may have been lost with its engine: assigned again, it can finish.
         return multiple(*(group.key for group in self.book.live))
+
+    def teardown(self) -> None:
+        """Whatever happened, every group that is awaited can still arrive."""
+        if not hasattr(self, "book"):
+            return
+        newest: dict[str, int] = {}
+        for key in (*self.kept, *self.committed):
+            newest[key.group_id] = max(key.epoch, newest.get(key.group_id, 0))
+        for group in self.book.live:
+            key = group.key
+            # An engine refuses an epoch that is committed, or older than one it knows.
+            while key in self.committed or key.epoch < newest.get(key.group_id, 0):
+                if key in self.kept:
+                    break
+                key = self.book.reassign(key).key
+            self.cursor += 1
+            received = self.book.deliver(key, "t", "e", self.kept.get(key, self.cursor))
+            arrived = self.book.find(key)
+            assert received in (Reception.ACCEPTED, Reception.REPEATED), (received, key)
+            assert arrived is not None
+            assert arrived.phase is Phase.READY
 
     @invariant()
     def nothing_is_trained_twice_in_one_lineage(self) -> None:

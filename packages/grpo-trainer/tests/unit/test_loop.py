@@ -466,6 +466,34 @@ async def test_after_a_resume_the_groups_of_an_engine_that_is_gone_go_to_another
     assert {engine for engine, _ in resumed.engines.assigned} == {"e2"}
 
 
+async def test_the_last_step_does_not_wait_for_groups_that_are_far_too_slow(world: World) -> None:
+    admission = {"staleness_bound": 8, "pace_headroom": 0}
+    recipe = game_recipe(steps=3, batch_groups=2, admission=admission)
+    life = world.life(recipe)
+    # So many that the spare start of the last step is among them.
+    life.engines.held_back = {f"run-rl-{ordinal:06d}" for ordinal in (3, 4, 5)}
+    life.context.clock = lambda: 10.0 * len(life.engines.assigned) + 100.0 * life.stage.step
+    async with asyncio.timeout(30):
+        assert await life.run() is StageState.FINISHED
+
+
+async def test_an_engine_without_room_is_tried_again(world: World) -> None:
+    life = world.life(game_recipe(steps=3))
+    life.engines.refuse = dict.fromkeys(TASKS[:4], Reason.DISK_FULL)
+
+    async def make_room() -> None:
+        async for event in life.context.events.follow(0):
+            if event.kind is EventKind.NOTE:
+                life.engines.refuse.clear()
+
+    freeing = asyncio.ensure_future(make_room())
+    async with asyncio.timeout(30):
+        assert await life.run() is StageState.FINISHED
+    freeing.cancel()
+    assert notes(life).count("takes no group for now") == 1
+    assert decisions(world)["REFUSED"] == 0
+
+
 async def slowly(work: Any) -> Any:
     """Leave real time for the watch over engines."""
     await asyncio.sleep(0.05)

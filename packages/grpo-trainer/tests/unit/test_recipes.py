@@ -20,7 +20,7 @@ def test_the_recipes_that_ship_are_valid() -> None:
     assert grpo.loss.correction.weight == "token"
     sft = parse_recipe(StageKind.SFT, 'traces = ["t.jsonl"]\n' + shipped_recipe("sft"))
     assert isinstance(sft, SftConfig)
-    assert sft.optimizer.kind == "muon"
+    assert sft.optimizer.kind == "adamw"
     with pytest.raises(RecipeError, match=r"no recipe is named 'other'; there are \['grpo', 'sft'"):
         shipped_recipe("other")
 

@@ -15,7 +15,11 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+SLOW_TIMES = 3.0
+"""A group that takes this many times as long as usual is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +59,7 @@ class Pipeline:
     in_flight: int
     """Groups at the engines."""
     overdue: int = 0
-    """Those of them that started longer ago than the bound: slow ones, that steps have passed."""
+    """Those of them that are too slow to count: see `count_overdue`."""
     ready: int
     """Groups that arrived and wait for a step, those being trained not among them."""
     steps_left: int
@@ -127,6 +131,43 @@ class Pace:
         smoothed = found if self.interval_s == 0 else self.interval_s
         interval_s = smoothed + weight * (found - smoothed)
         return replace(self, measured_s=now_s, decided=0, interval_s=interval_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outstanding:
+    """A group at an engine: the step that it started at, and when."""
+
+    started_step: int
+    placed_s: float
+
+
+def count_overdue(
+    rules: AdmissionRules,
+    groups: Iterable[Outstanding],
+    *,
+    step: int,
+    now_s: float,
+    typical_s: float,
+) -> int:
+    """Count the groups in flight that are too slow to be waited for.
+
+    Steps have passed them by more than the bound allows; or they take far longer than groups
+    usually do, and are so few that the engines as a whole cannot be what is slow.
+
+    Args:
+        rules: The bound, and the size of a batch.
+        groups: Those in flight.
+        step: Optimizer steps of the newest published weights.
+        now_s: On the clock of `placed_s`.
+        typical_s: How long a group usually takes; 0: not known yet.
+    """
+    passed = slow = 0
+    for group in groups:
+        if group.started_step < step - rules.staleness_bound:
+            passed += 1
+        elif typical_s and now_s - group.placed_s > SLOW_TIMES * typical_s:
+            slow += 1
+    return passed + min(slow, rules.batch_groups)
 
 
 def groups_before(pipeline: Pipeline) -> int:

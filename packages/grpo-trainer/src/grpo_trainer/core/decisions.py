@@ -192,25 +192,29 @@ class GroupBook:
         group = None if ordinal is None else self._live.get(ordinal)
         if ordinal is not None and group is None and self._unknown(ordinal):
             # Assigned after the checkpoint that this trainer resumed from.
-            self._put(LiveGroup(ordinal, key, task_id, Phase.READY, engine, cursor=cursor))
-            return Reception.ACCEPTED
-        if group is None or group.key != key:
+            group = self._put(LiveGroup(ordinal, key, task_id, Phase.ASSIGNED))
+            self._withdraw_epochs(key, engine, range(FIRST_EPOCH, key.epoch))
+        if group is None or key.epoch < group.key.epoch:
             self._undurable[claim] = Verdict(key, engine, Decision.WITHDRAWN)
             return Reception.SUPERSEDED
         if group.phase is Phase.READY:
-            if group.engine == engine:
+            if group.key == key and group.engine == engine:
                 return Reception.REPEATED
             self._undurable[claim] = Verdict(key, engine, Decision.WITHDRAWN)
             return Reception.SUPERSEDED
-        self._put(replace(group, phase=Phase.READY, engine=engine, task_id=task_id, cursor=cursor))
-        return Reception.ACCEPTED
-
-    def overdue(self, before_step: int) -> int:
-        """Count the groups that were assigned before a step and have not arrived."""
-        return sum(
-            group.phase is Phase.ASSIGNED and group.started_step < before_step
-            for group in self._live.values()
+        # A later epoch is one that a crash made this book forget.
+        self._withdraw_epochs(key, group.engine or engine, range(group.key.epoch, key.epoch))
+        self._put(
+            replace(
+                group,
+                key=key,
+                phase=Phase.READY,
+                engine=engine,
+                task_id=task_id,
+                cursor=cursor,
+            )
         )
+        return Reception.ACCEPTED
 
     def reassign(
         self, key: GroupKey, decision: Decision = Decision.WITHDRAWN, *, step: int = 0
@@ -222,7 +226,10 @@ class GroupBook:
         """
         group = self._require(key)
         self._decide(group, decision)
-        fresh = GroupKey(key.group_id, key.epoch + 1)
+        # Later epochs may be decided already: those that a crash made this book forget.
+        decided = (claimed for claimed, _ in (*self._undurable, *self._durable))
+        taken = [other.epoch for other in decided if other.group_id == key.group_id]
+        fresh = GroupKey(key.group_id, max(key.epoch, *taken) + 1)
         return self._put(
             replace(
                 group,
@@ -296,6 +303,11 @@ class GroupBook:
 
     def _unknown(self, ordinal: int) -> bool:
         return ordinal >= self._next and ordinal not in self._decided_ahead
+
+    def _withdraw_epochs(self, key: GroupKey, engine: str, epochs: Iterable[int]) -> None:
+        for epoch in epochs:
+            verdict = Verdict(GroupKey(key.group_id, epoch), engine, Decision.WITHDRAWN)
+            self._undurable[verdict.claim] = verdict
 
     def _decide(self, group: LiveGroup, decision: Decision, step: int = 0) -> Verdict:
         verdict = Verdict(group.key, group.engine, decision, step)
