@@ -1,14 +1,16 @@
 """Generated tokens a CPU-second: the embedded engine against transformers' `generate`.
 
-Both get the same model (0.8M-parameter Qwen3, float32, random weights), the same prompts, the same
-number of new tokens for each, temperature 1, one thread, all requests at once, no stop tokens. The
-rival runs with the cache that is faster for it here, dynamic or static; it is not asked for
-log-probabilities, which the engine always returns. Rounds of the two alternate, so that whatever
-else the machine does meets both.
+Both get the same model (0.8M-parameter Qwen3, float32, random weights), the same prompts and for
+each of them the same number of new tokens, temperature 1, one thread, no stop tokens. The rival
+runs with the cache that is faster for it here, dynamic or static, and is not asked for
+log-probabilities, which the engine always returns. The engine's prefix cache is off. Rounds of the
+two alternate, so that whatever else the machine does meets both.
 
-* `ratio_N`: N requests in flight, engine over rival, tokens a CPU-second while they decode: all but
-  the first, in the CPU time that generating all takes beyond generating the first alone.
-* `whole_ratio_N`: the same with the prompts' computation and the first token counted in.
+* `ratio_N`: engine over rival with N requests in flight, as agents make them: the longest has 2.5
+  times the tokens of the shortest. The engine fills a place as soon as it is free; `generate` takes
+  N prompts and returns with the longest. All CPU time counts, prompts' computation included.
+* `equal_ratio_N`: the same with equally many tokens for all, so that nothing is won by filling
+  places: what a step costs. `equal_decode_ratio_N` leaves out the prompts and first tokens.
 * `turn_cpu_ms`: CPU of the engine's process for one short turn over HTTP: 32 agents, 5 turns each
   of 20 new prompt tokens and 12 sampled ones, prefixes reused.
 
@@ -28,6 +30,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +49,17 @@ from rollout_engine.engines.types import EngineRequest, SamplingParams
 
 VOCAB = 256
 CONTEXT = 512
+LONGEST_TO_SHORTEST = 2.5
+BATCHES = 3
+"""Each round with uneven lengths has so many times N requests."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt, and how many tokens to continue it by."""
+
+    prompt: list[int]
+    new_tokens: int
 
 
 def make_model(folder: Path) -> None:
@@ -75,89 +90,111 @@ class Rival:
         loader: Any = transformers.AutoModelForCausalLM
         self._model = loader.from_pretrained(folder, dtype=torch.float32).eval()
         self._model.generation_config.pad_token_id = 0
-        self.cache: dict[int, str] = {}
+        self.cache = ""
 
-    def choose_cache(self, prompts: list[list[int]], new_tokens: int) -> None:
+    def choose_cache(self, jobs: Sequence[Job]) -> None:
         """Find the faster cache for this many prompts."""
-        took = {}
+        took_s = {}
         for cache in ("dynamic", "static"):
-            self.cache[len(prompts)] = cache
-            self.run(prompts, 2)
-            took[cache] = self.run(prompts, new_tokens)
-        self.cache[len(prompts)] = min(took, key=lambda cache: took[cache])
+            self.cache = cache
+            self.run(jobs, len(jobs))
+            took_s[cache] = self.run(jobs, len(jobs))
+        self.cache = min(took_s, key=lambda cache: took_s[cache])
 
-    def run(self, prompts: list[list[int]], new_tokens: int) -> float:
+    def run(self, jobs: Sequence[Job], in_flight: int) -> float:
         """Generate, and return the CPU-seconds."""
-        options: dict[str, Any] = {}
-        if self.cache[len(prompts)] == "static":
-            options = {"cache_implementation": "static", "disable_compile": True}
         began_s = time.process_time()
-        ids = torch.tensor(prompts)
         with torch.inference_mode():
-            out = self._model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=new_tokens,
-                min_new_tokens=new_tokens,
-                eos_token_id=None,
-                **options,
-            )
-        took_s = time.process_time() - began_s
-        assert out.shape[1] == len(prompts[0]) + new_tokens
-        return took_s
+            for start in range(0, len(jobs), in_flight):
+                self._batch(jobs[start : start + in_flight])
+        return time.process_time() - began_s
+
+    def _batch(self, jobs: Sequence[Job]) -> None:
+        options: dict[str, Any] = {}
+        if self.cache == "static":
+            options = {"cache_implementation": "static", "disable_compile": True}
+        ids = torch.tensor([job.prompt for job in jobs])
+        longest = max(job.new_tokens for job in jobs)
+        out = self._model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=longest,
+            min_new_tokens=longest,
+            eos_token_id=None,
+            **options,
+        )
+        assert out.shape == (len(jobs), ids.shape[1] + longest)
 
 
 class Ours:
     """The embedded engine, without its HTTP server."""
 
     def __init__(self, folder: Path) -> None:
-        # Without the prefix cache, or later rounds would find earlier prompts computed.
         config = CpuEngineConfig(model=folder, context_tokens=CONTEXT, prefix_cache_tokens=0)
         weights = load_weights(folder, read_spec(folder))
         self._engine = CpuEngine(config, weights, time.monotonic)
 
-    def run(self, prompts: list[list[int]], new_tokens: int) -> float:
+    def run(self, jobs: Sequence[Job], in_flight: int) -> float:
         """Generate, and return the CPU-seconds."""
-        sampling = SamplingParams(max_new_tokens=new_tokens, ignore_eos=True)
         began_s = time.process_time()
-        sequences = [
-            self._engine.submit(EngineRequest(rid=str(i), input_ids=prompt, sampling=sampling))
-            for i, prompt in enumerate(prompts)
-        ]
-        while self._engine.busy:
-            self._engine.step()
+        waiting = list(reversed(jobs))
+        done: list[int] = []
+        while waiting or self._engine.busy:
+            while waiting and self._engine.in_flight < in_flight:
+                job = waiting.pop()
+                sampling = SamplingParams(max_new_tokens=job.new_tokens, ignore_eos=True)
+                self._engine.submit(
+                    EngineRequest(rid=str(len(waiting)), input_ids=job.prompt, sampling=sampling)
+                )
+            for sequence in self._engine.step():
+                assert len(sequence.output) == len(sequence.logprobs)
+                done.append(len(sequence.output))
         took_s = time.process_time() - began_s
-        assert all(len(s.output) == len(s.logprobs) == new_tokens for s in sequences)
+        assert sum(done) == sum(job.new_tokens for job in jobs)
         return took_s
+
+
+def make_jobs(count: int, arguments: argparse.Namespace, seed: int, *, even: bool) -> list[Job]:
+    source = random.Random(seed)
+    shortest = round(arguments.new / LONGEST_TO_SHORTEST)
+    return [
+        Job(
+            prompt=[source.randrange(VOCAB) for _ in range(arguments.prompt)],
+            new_tokens=arguments.new if even else source.randint(shortest, arguments.new),
+        )
+        for _ in range(count)
+    ]
 
 
 def compare(
     rival: Rival, ours: Ours, in_flight: int, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
-    source = random.Random(in_flight)
-    rows: dict[str, list[float]] = {
-        key: [] for key in ("ratio", "whole_ratio", "engine_tokens", "rival_tokens")
-    }
+    rows: dict[str, list[float]] = {}
+    rival.choose_cache(make_jobs(in_flight, arguments, 0, even=True))
     for number in range(arguments.rounds + 1):
-        prompts = [
-            [source.randrange(VOCAB) for _ in range(arguments.prompt)] for _ in range(in_flight)
-        ]
-        if number == 0:
-            rival.choose_cache(prompts, arguments.new)
-        first = rival.run(prompts, 1), ours.run(prompts, 1)
-        whole = rival.run(prompts, arguments.new), ours.run(prompts, arguments.new)
+        uneven = make_jobs(BATCHES * in_flight, arguments, number, even=False)
+        even = make_jobs(in_flight, arguments, number, even=True)
+        first = [Job(job.prompt, 1) for job in even]
+        took_s = {
+            name: [side.run(jobs, in_flight) for side in (rival, ours)]
+            for name, jobs in (("uneven", uneven), ("even", even), ("first", first))
+        }
         if number == 0:
             continue  # warm-up
-        decoded = in_flight * (arguments.new - 1)
-        rates = [decoded / (all_s - first_s) for all_s, first_s in zip(whole, first, strict=True)]
-        rows["rival_tokens"].append(rates[0])
-        rows["engine_tokens"].append(rates[1])
-        rows["ratio"].append(rates[1] / rates[0])
-        rows["whole_ratio"].append(whole[0] / whole[1])
+        decode_s = [whole - one for whole, one in zip(took_s["even"], took_s["first"], strict=True)]
+        tokens = sum(job.new_tokens for job in uneven)
+        for key, value in (
+            ("ratio", took_s["uneven"][0] / took_s["uneven"][1]),
+            ("engine_tokens", tokens / took_s["uneven"][1]),
+            ("rival_tokens", tokens / took_s["uneven"][0]),
+            ("equal_ratio", took_s["even"][0] / took_s["even"][1]),
+            ("equal_decode_ratio", decode_s[0] / decode_s[1]),
+        ):
+            rows.setdefault(key, []).append(value)
     return rows
 
 
@@ -226,9 +263,9 @@ def _cpu_s(pid: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
-    parser.add_argument("--new", type=int, default=128, help="tokens generated for each")
+    parser.add_argument("--new", type=int, default=128, help="tokens generated, at most")
     parser.add_argument("--in-flight", type=int, nargs="*", default=[1, 8, 32, 64])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -240,16 +277,16 @@ def main() -> None:
         make_model(folder)
         rival, ours = Rival(folder), Ours(folder)
         for in_flight in arguments.in_flight:
-            rows = compare(rival, ours, in_flight, arguments)
-            for key, values in rows.items():
+            for key, values in compare(rival, ours, in_flight, arguments).items():
                 figures[f"{key}_{in_flight}"] = round(statistics.median(values), 3)
                 spread[f"{key}_{in_flight}"] = [round(min(values), 3), round(max(values), 3)]
             sys.stdout.write(
                 f"{in_flight:3d} in flight: engine {figures[f'engine_tokens_{in_flight}']:7.0f}, "
-                f"transformers ({rival.cache[in_flight]} cache) "
-                f"{figures[f'rival_tokens_{in_flight}']:7.0f} tokens a CPU-second; ratio "
-                f"{figures[f'ratio_{in_flight}']:.2f} {spread[f'ratio_{in_flight}']}, with prompts "
-                f"{figures[f'whole_ratio_{in_flight}']:.2f}\n"
+                f"transformers ({rival.cache} cache) {figures[f'rival_tokens_{in_flight}']:6.0f} "
+                f"tokens a CPU-second; ratio {figures[f'ratio_{in_flight}']:.2f} "
+                f"{spread[f'ratio_{in_flight}']}; equal lengths "
+                f"{figures[f'equal_ratio_{in_flight}']:.2f}, decode alone "
+                f"{figures[f'equal_decode_ratio_{in_flight}']:.2f}\n"
             )
             sys.stdout.flush()
             loads.append(os.getloadavg()[0])
