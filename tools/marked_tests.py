@@ -2,8 +2,8 @@
 
 Usage: python tools/marked_tests.py [MARKER ...]
 
-`slow` needs nothing; `docker`, `sglang` and `megatron` come with set-up of their own. A marker
-without tests is reported and is no failure.
+`docker`, `sglang` and `megatron` come with set-up of their own; a marker without tests is reported
+and is no failure. `slow` is the long form of the integration tests, run by hand: name it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MARKERS = ("slow", "docker", "sglang", "megatron")
+MARKERS = ("docker", "sglang", "megatron")
 NO_TESTS_COLLECTED = 5
 
 
