@@ -25,10 +25,10 @@ async def run_with_slow_sandboxes(folder: Path) -> tuple[StageRun, LedgerView]:
     stack = Stack(
         folder,
         settings=[
-            # Log-normal with a wide spread: in one sandbox of ten a command takes 10 s and more.
+            # Log-normal with a wide spread: in one sandbox of twenty a command takes 7 s and more.
             "sandbox.delay.median_s=0.05",
-            "sandbox.delay.sigma=4.0",
-            "sandbox.delay.max_s=20.0",
+            "sandbox.delay.sigma=3.0",
+            "sandbox.delay.max_s=8.0",
         ],
     )
     async with running(stack) as services, asyncio.timeout(250):
