@@ -183,15 +183,18 @@ async def test_a_stream_is_cumulative_and_ends_with_the_versions(target: Target)
 
 async def test_an_aborted_request_is_answered_with_what_it_has(target: Target) -> None:
     for body in ({"rid": "ab1"}, {"rid": "", "abort_all": True}):
-        call = asyncio.create_task(
-            target.generate(rid="ab1", sampling_params={"max_new_tokens": 240})
-        )
+        # In company: alone it could be finished before the abort arrives.
+        calls = [
+            asyncio.create_task(target.generate(rid=rid, sampling_params={"max_new_tokens": 240}))
+            for rid in ("ab1", *(f"other-{number}" for number in range(63)))
+        ]
         await target.until_busy()
         status, reply = await target.post("/abort_request", body)
         assert (status, reply) == (200, "")
-        meta = (await call)["meta_info"]
+        meta = (await calls[0])["meta_info"]
         assert meta["finish_reason"]["type"] == "abort"
         assert meta["completion_tokens"] < 240
+        await asyncio.gather(*calls)
 
 
 async def test_requests_that_can_not_be_served_get_400_and_a_message(target: Target) -> None:
