@@ -57,6 +57,15 @@ class Target:
             while not (await self.client.load(timeout_s=T)).used_tokens:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
+    def company(self) -> list[asyncio.Task[Any]]:
+        """Long requests beside the one under test, which alone could end before it is reached."""
+        return [
+            asyncio.create_task(
+                self.generate(rid=f"other-{number}", sampling_params={"max_new_tokens": 240})
+            )
+            for number in range(63)
+        ]
+
     async def generate(self, **changes: Any) -> Any:
         sampling = {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True}
         sampling |= changes.pop("sampling_params", {})
@@ -183,18 +192,17 @@ async def test_a_stream_is_cumulative_and_ends_with_the_versions(target: Target)
 
 async def test_an_aborted_request_is_answered_with_what_it_has(target: Target) -> None:
     for body in ({"rid": "ab1"}, {"rid": "", "abort_all": True}):
-        # In company: alone it could be finished before the abort arrives.
-        calls = [
-            asyncio.create_task(target.generate(rid=rid, sampling_params={"max_new_tokens": 240}))
-            for rid in ("ab1", *(f"other-{number}" for number in range(63)))
-        ]
+        call = asyncio.create_task(
+            target.generate(rid="ab1", sampling_params={"max_new_tokens": 240})
+        )
+        others = target.company()
         await target.until_busy()
         status, reply = await target.post("/abort_request", body)
         assert (status, reply) == (200, "")
-        meta = (await calls[0])["meta_info"]
+        meta = (await call)["meta_info"]
         assert meta["finish_reason"]["type"] == "abort"
         assert meta["completion_tokens"] < 240
-        await asyncio.gather(*calls)
+        await asyncio.gather(*others)
 
 
 async def test_requests_that_can_not_be_served_get_400_and_a_message(target: Target) -> None:
@@ -281,12 +289,13 @@ async def test_a_flush_empties_the_prefix_cache(target: Target) -> None:
 @pytest.mark.parametrize("mode", [PauseMode.IN_PLACE, PauseMode.RETRACT])
 async def test_paused_requests_go_on_with_the_new_weights(target: Target, mode: PauseMode) -> None:
     call = asyncio.create_task(target.generate(rid="long", sampling_params={"max_new_tokens": 200}))
+    others = target.company()
     await target.until_busy()
     await target.client.pause(mode, timeout_s=T)
     paused = await target.client.update_weights_from_disk(
         target.models[1], "9", timeout_s=T, flush_cache=False
     )
-    assert paused == 1 or not target.embedded
+    assert paused >= 1 or not target.embedded
     assert not call.done()
     await target.client.resume(timeout_s=T)
     meta = (await call)["meta_info"]
@@ -296,6 +305,7 @@ async def test_paused_requests_go_on_with_the_new_weights(target: Target, mode: 
     assert (spans[0]["start"], spans[0]["end"], spans[1]["end"]) == (0, spans[1]["start"], 200)
     if mode is PauseMode.RETRACT:
         assert meta["num_retractions"] >= 1
+    await asyncio.gather(*others)
 
 
 async def test_a_pause_ends_requests_by_default_and_holds_new_ones(target: Target) -> None:
@@ -303,11 +313,13 @@ async def test_a_pause_ends_requests_by_default_and_holds_new_ones(target: Targe
         rid="p", input_ids=PROMPT, sampling=SamplingParams(max_new_tokens=200, ignore_eos=True)
     )
     call = asyncio.create_task(target.client.generate(request, timeout_s=T))
+    others = target.company()
     await target.until_busy()
     status, reply = await target.post("/pause_generation", {})
     assert (status, reply["status"]) == (200, "ok")
     with pytest.raises(GenerationAborted, match="aborted after"):
         await call
+    await asyncio.gather(*others)
     later = asyncio.create_task(target.generate())
     await asyncio.sleep(0.05)
     assert not later.done()
