@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import json
 import os
-import random
 import signal
 import sqlite3
 import subprocess
@@ -40,7 +39,7 @@ from tailrace_cli.demo.services import (
 )
 from tailrace_cli.stack import tether
 from tailrace_cli.stack.files import BASE_MODEL, LOCAL_STACK
-from tailrace_cli.stack.health import is_serving, port_is_free
+from tailrace_cli.stack.health import free_ports, is_serving
 from tailrace_cli.stack.spec import StackSpec, apply_setting, load_stack
 
 SERVICES = ("sandbox", "eval", "weights", "rollout", "trainer")
@@ -68,16 +67,6 @@ def grpo_recipe(steps: int, **changes: Any) -> Recipe:
         "checkpoint": {"every_steps": 1, "keep": 1000},
     }
     return recipe | changes
-
-
-def unused_ports(count: int) -> list[int]:
-    """Ports below those that the system hands out, or a restart could find its own taken."""
-    found: set[int] = set()
-    while len(found) < count:
-        port = random.randrange(12000, 32000)
-        if port_is_free(f"127.0.0.1:{port}"):
-            found.add(port)
-    return list(found)
 
 
 async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
@@ -393,7 +382,7 @@ class Stack:
 def stack_document(state: Path, *, engine_delay_s: float, scripted: bool) -> dict[str, Any]:
     """The shipped stack file with free ports and, if asked for, the scripted engine."""
     document = tomllib.loads(LOCAL_STACK.read_text())
-    *ports, engine_port = unused_ports(len(SERVICES) + 1)
+    *ports, engine_port = free_ports(len(SERVICES) + 1)
     document["state_dir"] = str(state)
     document["variables"] |= {
         name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, ports, strict=True)

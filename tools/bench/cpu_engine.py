@@ -1,16 +1,22 @@
 """Generated tokens a CPU-second: the embedded engine against transformers' `generate`.
 
 Both get the same model (0.8M-parameter Qwen3, float32, random weights), the same prompts and for
-each of them the same number of new tokens, temperature 1, one thread, no stop tokens. The rival
-runs with the cache that is faster for it here, dynamic or static, and is not asked for
-log-probabilities, which the engine always returns. The engine's prefix cache is off. Rounds of the
-two alternate, so that whatever else the machine does meets both.
+each of them the same number of new tokens, temperature 1, one thread, no stop tokens; both return
+the log-probability of every sampled token. The rival runs with the cache that is faster for it
+here, dynamic or static. Rounds of the two alternate, so that whatever else the machine does meets
+both, and all CPU time counts.
 
-* `ratio_N`: engine over rival with N requests in flight, as agents make them: the longest has 2.5
-  times the tokens of the shortest. The engine fills a place as soon as it is free; `generate` takes
-  N prompts and returns with the longest. All CPU time counts, prompts' computation included.
-* `equal_ratio_N`: the same with equally many tokens for all, so that nothing is won by filling
-  places: what a step costs. `equal_decode_ratio_N` leaves out the prompts and first tokens.
+* `ratio_N`: N agents in flight, each at a conversation of 3 to 8 turns: a turn samples 6 to 18
+  tokens, and 10 to 30 come in reply. A place that an agent leaves is taken by the next one at once.
+  The engine computes only what is new in a turn and starts a turn as soon as its reply is there;
+  `generate` is called with the turns of all agents together, padded on the left, computes their
+  prompts anew and returns with the longest. What follows takes that apart.
+* `single_ratio_N`: one turn alone, no prefix to reuse: N prompts of equal length, the longest
+  answer 2.5 times the shortest. The engine fills a place as soon as it is free, until it has
+  generated as many tokens as the rival will; `generate` takes N prompts and returns with the
+  longest, three times.
+* `equal_ratio_N`: N requests with equally many tokens, once: nothing is won by filling places.
+  `equal_decode_ratio_N` leaves out the prompts and first tokens: what a step costs.
 * `turn_cpu_ms`: CPU of the engine's process for one short turn over HTTP: 32 agents, 5 turns each
   of 20 new prompt tokens and 12 sampled ones, prefixes reused.
 
@@ -22,6 +28,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -30,7 +37,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,6 +67,34 @@ class Job:
 
     prompt: list[int]
     new_tokens: int
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an agent is told, and how many tokens it answers with."""
+
+    told: list[int]
+    new_tokens: int
+
+
+class Talk:
+    """An agent's conversation so far, and the turns to come."""
+
+    def __init__(self, turns: Sequence[Turn]) -> None:
+        self._turns = list(turns)
+        self._tokens: list[int] = []
+
+    def next_job(self) -> Job | None:
+        """The next turn, or None when the conversation is over."""
+        if not self._turns:
+            return None
+        turn = self._turns.pop(0)
+        self._tokens += turn.told
+        return Job(list(self._tokens), turn.new_tokens)
+
+    def answer(self, tokens: list[int]) -> None:
+        """What the model said."""
+        self._tokens += tokens
 
 
 def make_model(folder: Path) -> None:
@@ -92,32 +127,50 @@ class Rival:
         self._model.generation_config.pad_token_id = 0
         self.cache = ""
 
-    def choose_cache(self, jobs: Sequence[Job]) -> None:
-        """Find the faster cache for this many prompts."""
+    def choose_cache(self, work: Callable[[], float]) -> None:
+        """Find the cache that does some work, whose CPU-seconds it returns, faster."""
         took_s = {}
         for cache in ("dynamic", "static"):
             self.cache = cache
-            self.run(jobs, len(jobs))
-            took_s[cache] = self.run(jobs, len(jobs))
+            work()
+            took_s[cache] = work()
         self.cache = min(took_s, key=lambda cache: took_s[cache])
 
     def run(self, jobs: Sequence[Job], in_flight: int) -> float:
         """Generate, and return the CPU-seconds."""
         began_s = time.process_time()
-        with torch.inference_mode():
-            for start in range(0, len(jobs), in_flight):
-                self._batch(jobs[start : start + in_flight])
+        for start in range(0, len(jobs), in_flight):
+            self._batch(jobs[start : start + in_flight])
         return time.process_time() - began_s
 
-    def _batch(self, jobs: Sequence[Job]) -> None:
+    def talk(self, talks: Sequence[Talk], in_flight: int) -> float:
+        """Hold the conversations, a turn of all in flight at a time; return the CPU-seconds."""
+        began_s = time.process_time()
+        waiting = iter(talks)
+        active: list[tuple[Talk, Job]] = []
+        while True:
+            while len(active) < in_flight and (talk := next(waiting, None)):
+                active.append((talk, _first(talk)))
+            if not active:
+                return time.process_time() - began_s
+            answers = self._batch([job for _, job in active])
+            for (talk, job), answer in zip(active, answers, strict=True):
+                talk.answer(answer[: job.new_tokens])
+            active = [(talk, following) for talk, _ in active if (following := talk.next_job())]
+
+    @torch.inference_mode()
+    def _batch(self, jobs: Sequence[Job]) -> list[list[int]]:
         options: dict[str, Any] = {}
         if self.cache == "static":
             options = {"cache_implementation": "static", "disable_compile": True}
-        ids = torch.tensor([job.prompt for job in jobs])
+        width = max(len(job.prompt) for job in jobs)
+        pads = [width - len(job.prompt) for job in jobs]
+        ids = torch.tensor([[0] * pad + job.prompt for pad, job in zip(pads, jobs, strict=True)])
+        mask = (torch.arange(width) >= torch.tensor(pads)[:, None]).long()
         longest = max(job.new_tokens for job in jobs)
         out = self._model.generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=mask,
             do_sample=True,
             temperature=1.0,
             top_k=0,
@@ -125,37 +178,93 @@ class Rival:
             max_new_tokens=longest,
             min_new_tokens=longest,
             eos_token_id=None,
+            output_logits=True,
+            return_dict_in_generate=True,
             **options,
         )
-        assert out.shape == (len(jobs), ids.shape[1] + longest)
+        answers = out.sequences[:, width:]
+        logprobs = torch.log_softmax(torch.stack(out.logits, 1), -1)
+        chosen = logprobs.gather(-1, answers[..., None]).squeeze(-1)
+        assert chosen.shape == (len(jobs), longest)
+        told: list[list[int]] = answers.tolist()
+        return told
 
 
 class Ours:
     """The embedded engine, without its HTTP server."""
 
-    def __init__(self, folder: Path) -> None:
-        config = CpuEngineConfig(model=folder, context_tokens=CONTEXT, prefix_cache_tokens=0)
+    def __init__(self, folder: Path, *, prefixes: bool) -> None:
+        config = CpuEngineConfig(model=folder, context_tokens=CONTEXT)
+        if not prefixes:
+            config = config.model_copy(update={"prefix_cache_tokens": 0})
         weights = load_weights(folder, read_spec(folder))
         self._engine = CpuEngine(config, weights, time.monotonic)
 
     def run(self, jobs: Sequence[Job], in_flight: int) -> float:
-        """Generate, and return the CPU-seconds."""
+        """Generate as many tokens as the jobs have, and return the CPU-seconds.
+
+        As long as that isn't done, `in_flight` requests are: the jobs are begun again if need be.
+        """
+        wanted = sum(job.new_tokens for job in jobs)
+        counters = self._engine.counters
+        before = counters.generated_tokens
+        supply = itertools.cycle(jobs) if len(jobs) > in_flight else iter(jobs)
         began_s = time.process_time()
-        waiting = list(reversed(jobs))
-        done: list[int] = []
-        while waiting or self._engine.busy:
-            while waiting and self._engine.in_flight < in_flight:
-                job = waiting.pop()
-                sampling = SamplingParams(max_new_tokens=job.new_tokens, ignore_eos=True)
-                self._engine.submit(
-                    EngineRequest(rid=str(len(waiting)), input_ids=job.prompt, sampling=sampling)
-                )
+        while counters.generated_tokens - before < wanted:
+            while self._engine.in_flight < in_flight and (job := next(supply, None)):
+                self._submit("r", job)
             for sequence in self._engine.step():
-                assert len(sequence.output) == len(sequence.logprobs)
-                done.append(len(sequence.output))
+                assert len(sequence.output) == len(sequence.logprobs) > 0
         took_s = time.process_time() - began_s
-        assert sum(done) == sum(job.new_tokens for job in jobs)
+        self._engine.abort(None)
         return took_s
+
+    def talk(self, talks: Sequence[Talk], in_flight: int) -> float:
+        """Hold the conversations, each at its own pace; return the CPU-seconds."""
+        began_s = time.process_time()
+        waiting = iter(enumerate(talks))
+        active: dict[str, Talk] = {}
+        while True:
+            while len(active) < in_flight and (found := next(waiting, None)):
+                rid = str(found[0])
+                active[rid] = found[1]
+                self._submit(rid, _first(found[1]))
+            if not active:
+                self._engine.flush()  # the next round's prompts are others, as they are for all
+                return time.process_time() - began_s
+            for sequence in self._engine.step():
+                rid = sequence.request.rid
+                assert len(sequence.output) == len(sequence.logprobs) > 0
+                active[rid].answer(list(sequence.output))
+                if job := active[rid].next_job():
+                    self._submit(rid, job)
+                else:
+                    del active[rid]
+
+    def _submit(self, rid: str, job: Job) -> None:
+        sampling = SamplingParams(max_new_tokens=job.new_tokens, ignore_eos=True)
+        self._engine.submit(EngineRequest(rid=rid, input_ids=job.prompt, sampling=sampling))
+
+
+def _first(talk: Talk) -> Job:
+    job = talk.next_job()
+    assert job is not None
+    return job
+
+
+def make_talks(count: int, seed: int) -> tuple[list[list[Turn]], int]:
+    """Turns of so many conversations, and how many tokens the model says in all."""
+    source = random.Random(seed)
+
+    def turn(told: int) -> Turn:
+        return Turn([source.randrange(VOCAB) for _ in range(told)], source.randint(6, 18))
+
+    talks = [
+        [turn(source.randint(40, 90))]
+        + [turn(source.randint(10, 30)) for _ in range(source.randint(2, 7))]
+        for _ in range(count)
+    ]
+    return talks, sum(turn.new_tokens for talk in talks for turn in talk)
 
 
 def make_jobs(count: int, arguments: argparse.Namespace, seed: int, *, even: bool) -> list[Job]:
@@ -171,26 +280,40 @@ def make_jobs(count: int, arguments: argparse.Namespace, seed: int, *, even: boo
 
 
 def compare(
-    rival: Rival, ours: Ours, in_flight: int, arguments: argparse.Namespace
+    rival: Rival, alone: Ours, reusing: Ours, in_flight: int, arguments: argparse.Namespace
 ) -> dict[str, list[float]]:
+    """Figures of every round; `alone` has no prefix cache."""
     rows: dict[str, list[float]] = {}
-    rival.choose_cache(make_jobs(in_flight, arguments, 0, even=True))
+    turns, _ = make_talks(in_flight, 0)
+    rival.choose_cache(lambda: rival.talk([Talk(talk) for talk in turns], in_flight))
+    for number in range(arguments.rounds + 1):
+        turns, said = make_talks(BATCHES * in_flight, number)
+        talked_s = [
+            side.talk([Talk(talk) for talk in turns], in_flight) for side in (rival, reusing)
+        ]
+        if number == 0:
+            continue  # warm-up
+        for key, value in (
+            ("ratio", talked_s[0] / talked_s[1]),
+            ("engine_tokens", said / talked_s[1]),
+            ("rival_tokens", said / talked_s[0]),
+        ):
+            rows.setdefault(key, []).append(value)
+    jobs = make_jobs(in_flight, arguments, 0, even=True)
+    rival.choose_cache(lambda: rival.run(jobs, in_flight))
     for number in range(arguments.rounds + 1):
         uneven = make_jobs(BATCHES * in_flight, arguments, number, even=False)
         even = make_jobs(in_flight, arguments, number, even=True)
         first = [Job(job.prompt, 1) for job in even]
         took_s = {
-            name: [side.run(jobs, in_flight) for side in (rival, ours)]
+            name: [side.run(jobs, in_flight) for side in (rival, alone)]
             for name, jobs in (("uneven", uneven), ("even", even), ("first", first))
         }
         if number == 0:
             continue  # warm-up
         decode_s = [whole - one for whole, one in zip(took_s["even"], took_s["first"], strict=True)]
-        tokens = sum(job.new_tokens for job in uneven)
         for key, value in (
-            ("ratio", took_s["uneven"][0] / took_s["uneven"][1]),
-            ("engine_tokens", tokens / took_s["uneven"][1]),
-            ("rival_tokens", tokens / took_s["uneven"][0]),
+            ("single_ratio", took_s["uneven"][0] / took_s["uneven"][1]),
             ("equal_ratio", took_s["even"][0] / took_s["even"][1]),
             ("equal_decode_ratio", decode_s[0] / decode_s[1]),
         ):
@@ -275,16 +398,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder)
-        rival, ours = Rival(folder), Ours(folder)
+        rival = Rival(folder)
+        alone, reusing = Ours(folder, prefixes=False), Ours(folder, prefixes=True)
         for in_flight in arguments.in_flight:
-            for key, values in compare(rival, ours, in_flight, arguments).items():
+            for key, values in compare(rival, alone, reusing, in_flight, arguments).items():
                 figures[f"{key}_{in_flight}"] = round(statistics.median(values), 3)
                 spread[f"{key}_{in_flight}"] = [round(min(values), 3), round(max(values), 3)]
             sys.stdout.write(
                 f"{in_flight:3d} in flight: engine {figures[f'engine_tokens_{in_flight}']:7.0f}, "
-                f"transformers ({rival.cache} cache) {figures[f'rival_tokens_{in_flight}']:6.0f} "
+                f"transformers {figures[f'rival_tokens_{in_flight}']:6.0f} "
                 f"tokens a CPU-second; ratio {figures[f'ratio_{in_flight}']:.2f} "
-                f"{spread[f'ratio_{in_flight}']}; equal lengths "
+                f"{spread[f'ratio_{in_flight}']}; one turn "
+                f"{figures[f'single_ratio_{in_flight}']:.2f}, equal lengths "
                 f"{figures[f'equal_ratio_{in_flight}']:.2f}, decode alone "
                 f"{figures[f'equal_decode_ratio_{in_flight}']:.2f}\n"
             )

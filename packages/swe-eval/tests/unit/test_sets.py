@@ -128,6 +128,15 @@ def test_a_folder_without_tasks_is_an_error_of_the_set(tmp_path: Path, make) -> 
         HarborSet(HarborSetConfig(name="x", path=make(tmp_path)))
 
 
+def test_a_folder_of_broken_tasks_alone_is_an_error_that_says_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "task.toml").write_text("version = \n")
+    with pytest.raises(TaskSetError, match=r"none of the 1 tasks .*broken/task\.toml"):
+        HarborSet(HarborSetConfig(name="x", path=tmp_path))
+
+
 def test_several_sets_form_a_catalog() -> None:
     catalog = open_task_sets(
         [

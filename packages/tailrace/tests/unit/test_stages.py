@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import tomllib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -84,25 +85,31 @@ class FakeServices:
             outcomes={"SOLVED": 1},
         )
 
-    async def follow_stage(self, name: str, recipe_toml: str) -> AsyncIterator[StageEvent]:
+    async def follow_stage(
+        self, name: str, recipe_toml: str, *, cursor: int
+    ) -> AsyncIterator[StageEvent]:
+        """The trainer's events of a stage: two for each step of learning, one of others."""
         self._call(f"stage {name}")
         recipe = self.recipes[name] = tomllib.loads(recipe_toml)
         self.began.add(name)
         steps = recipe["steps"]
         yield StageBegan(steps if name in self.finished else 0)
         if name not in self.finished:
+            numbers = itertools.count(1)
             for step in range(1, steps + 1):
-                yield StageStep(step, VALUES, COUNTS)
+                if (at := next(numbers)) > cursor:
+                    yield StageStep(at, step, VALUES, COUNTS)
                 if name == "rl":
                     self.version = 10 + step
-                    yield StageVersion(self.version, step)
+                    if (at := next(numbers)) > cursor:
+                        yield StageVersion(at, self.version, step)
                 if f"{name} step {step}" == self.die_at:
                     raise KilledError(self.die_at)
                 if name == "rl" and self.wait_for_stop:
                     await self.stopped.wait()
                     yield StageEnd("stopped", step)
                     return
-            yield StageNote("one epoch")
+            yield StageNote(next(numbers), "one epoch")
         self.finished.add(name)
         yield StageEnd("finished", steps)
 
@@ -242,6 +249,17 @@ async def test_a_resumed_run_does_what_is_missing_and_no_more(
     assert set(result(record)["stages"]) == {"base", "sft", "rl"}
     assert [s.step for s in record.rl_steps] == [1, 2]
     assert (folder.path / "traces.jsonl").stat() == traces, "traces were collected anew"
+
+
+async def test_a_resumed_run_records_each_event_of_a_stage_once(tmp_path: Path) -> None:
+    folder = new(tmp_path)
+    with pytest.raises((KilledError, ExceptionGroup)):
+        await play(folder, FakeServices(die_at="rl step 1"))
+    folder.close()
+    await play(RunFolder.resume(folder.path, Clock()), FakeServices())
+    events = [e for e in read_events(folder.path) if e.get("stage") == "rl" and "cursor" in e]
+    assert [e["cursor"] for e in events] == [1, 2, 3, 4, 5]
+    assert [e["step"] for e in events if e["kind"] == "step"] == [1, 2]
 
 
 async def test_an_evaluation_starts_anew_if_other_weights_came_after_it(tmp_path: Path) -> None:

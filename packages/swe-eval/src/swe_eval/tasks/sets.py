@@ -125,7 +125,7 @@ class HarborSet:
         """Reads all tasks.
 
         Raises:
-            TaskSetError: the folder is not there, or holds no task directory at all.
+            TaskSetError: the folder is not there, or holds no task that can be used.
         """
         self.name = config.name
         if not config.path.is_dir():
@@ -158,6 +158,11 @@ class HarborSet:
                 self._tasks[task.task_id] = replace(
                     task, command_timeout_s=config.command_timeout_s
                 )
+        if not self._tasks:
+            raise TaskSetError(
+                f"task set {config.name!r}: none of the {len(folders)} tasks under {config.path} "
+                f"can be used, the first because: {problems[0]}"
+            )
         self.problems: Sequence[MalformedTaskError] = tuple(problems)
         self._order = list(self._tasks.values())
 

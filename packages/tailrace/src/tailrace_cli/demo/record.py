@@ -78,11 +78,15 @@ class RunRecord:
     newest_version: int = 0
     scored_versions: dict[str, int] = field(default_factory=dict)
     """Of each stage, the version whose evaluation was begun."""
+    cursors: dict[str, int] = field(default_factory=dict)
+    """Of each training stage, the last of the trainer's events that is recorded."""
     staleness_bound: int = 0
 
     def apply(self, event: Mapping[str, Any]) -> None:
         """Folds one event in. Unknown kinds are left alone: a newer version may write them."""
         self.now_s = event["time_s"]
+        if "cursor" in event:
+            self.cursors[event["stage"]] = event["cursor"]
         handler = getattr(self, f"_on_{event['kind']}", None)
         if handler is not None:
             handler(event)

@@ -54,6 +54,7 @@ class StageBegan:
 class StageStep:
     """Figures of one optimizer step."""
 
+    cursor: int
     step: int
     values: dict[str, float]
     counts: dict[str, int]
@@ -63,6 +64,7 @@ class StageStep:
 class StageVersion:
     """The trainer published weights."""
 
+    cursor: int
     number: int
     step: int
 
@@ -71,6 +73,7 @@ class StageVersion:
 class StageNote:
     """Something worth a line."""
 
+    cursor: int
     text: str
 
 
@@ -211,18 +214,23 @@ class Services:
         )
 
     async def follow_stage(
-        self, name: str, recipe_toml: str, kind: str = ""
+        self, name: str, recipe_toml: str, kind: str = "", *, cursor: int = 0
     ) -> AsyncIterator[StageEvent]:
         """Starts a stage of a kind (default: its name) and yields its events to its end.
 
-        Goes on across restarts of the trainer.
+        Goes on across restarts of the trainer, which keeps its events. No event comes twice.
+
+        Args:
+            name: The stage's.
+            recipe_toml: Its recipe.
+            kind: `sft` or `rl`; default: the stage's name.
+            cursor: Of the last event that was seen before.
 
         Raises:
             StageFailedError: the stage ended with an error.
         """
         patience = Patience(f"stage {name}")
         yield StageBegan(await self.start_stage(name, recipe_toml, kind))
-        cursor = 0
         while True:
             request = trainer_pb.WatchStageRequest(name=name, cursor=cursor)
             call = self.trainer.WatchStage(request)
@@ -237,7 +245,6 @@ class Services:
                         return
             except ServiceError as error:
                 await patience.after(error)
-                cursor = 0  # a trainer that was restarted counts its events anew
                 yield StageBegan(await self.start_stage(name, recipe_toml, kind))
 
 
@@ -245,12 +252,12 @@ def _stage_event(name: str, reply: trainer_pb.WatchStageResponse) -> StageEvent 
     match reply.WhichOneof("event"):
         case "step":
             step = reply.step
-            return StageStep(step.step, dict(step.values), dict(step.counts))
+            return StageStep(reply.cursor, step.step, dict(step.values), dict(step.counts))
         case "version":
             version = reply.version.version
-            return StageVersion(version.number, version.step)
+            return StageVersion(reply.cursor, version.number, version.step)
         case "note":
-            return StageNote(reply.note)
+            return StageNote(reply.cursor, reply.note)
         case "ended":
             state = STATES.get(reply.ended.state, "failed")
             if state == "failed":

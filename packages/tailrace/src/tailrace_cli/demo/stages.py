@@ -48,8 +48,10 @@ class DemoServices(Protocol):
         """Progress, and the report last."""
         ...
 
-    def follow_stage(self, name: str, recipe_toml: str) -> AsyncIterator[StageEvent]:
-        """Starts or resumes a stage and follows it to its end."""
+    def follow_stage(
+        self, name: str, recipe_toml: str, *, cursor: int
+    ) -> AsyncIterator[StageEvent]:
+        """Starts or resumes a stage and follows it to its end, from the event after a cursor on."""
         ...
 
     async def stop_stage(self, name: str) -> None:
@@ -186,18 +188,21 @@ class Demo:
                 self._emit("activity", in_flight=groups[0], ready=groups[1])
 
     async def _follow(self, name: str, recipe: str, began: asyncio.Event) -> None:
-        async for event in self._services.follow_stage(name, recipe):
+        seen = self._record.cursors.get(name, 0)
+        async for event in self._services.follow_stage(name, recipe, cursor=seen):
             match event:
                 case StageBegan(step):
                     began.set()
                     if step:
                         self._emit("note", text=f"stage {name} goes on from step {step}")
-                case StageStep(step, values, counts):
-                    self._emit("step", stage=name, step=step, values=values, counts=counts)
-                case StageVersion(number, step):
-                    self._emit("version", number=number, step=step, stage=name)
-                case StageNote(text):
-                    self._emit("note", text=text)
+                case StageStep(at, step, values, counts):
+                    self._emit(
+                        "step", stage=name, cursor=at, step=step, values=values, counts=counts
+                    )
+                case StageVersion(at, number, step):
+                    self._emit("version", stage=name, cursor=at, number=number, step=step)
+                case StageNote(at, text):
+                    self._emit("note", stage=name, cursor=at, text=text)
                 case StageEnd(state, steps):
                     self._emit("stage_ended", name=name, state=state, steps=steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 
 import aiohttp
@@ -11,6 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tailrace_cli.stack.spec import ProcessSpec
 
 CHECK_TIMEOUT_S = 2.0
+_PORTS = range(12_000, 32_000)
 
 
 async def is_serving(spec: ProcessSpec) -> bool:
@@ -53,12 +55,14 @@ def port_is_free(target: str) -> bool:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """So many different ports that are free now. Another program may take one before we do."""
-    probes = [socket.socket(socket.AF_INET, socket.SOCK_STREAM) for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((host, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """So many different ports that are free now.
+
+    They lie below those that Linux gives to outgoing connections: one of these could else hold a
+    service's port just when the service is restarted. Another program may still take one first.
+    """
+    found: set[int] = set()
+    while len(found) < count:
+        port = secrets.choice(_PORTS)
+        if port_is_free(f"{host}:{port}"):
+            found.add(port)
+    return list(found)
