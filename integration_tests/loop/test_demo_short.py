@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tailrace_cli.demo.folder import read_events
 
 from integration_tests.harness import alive, descendants, identity, needs_root
 
@@ -222,8 +223,8 @@ def test_ctrl_c_stops_a_run_cleanly_and_resume_finishes_it(tmp_path: Path) -> No
     assert me is not None
 
     def steps() -> int:
-        log = folder / "events.jsonl"
-        return log.read_text().count('"stage": "sft", "step":') if log.exists() else 0
+        events = read_events(folder) if (folder / "events.jsonl").exists() else []
+        return sum(event["kind"] == "step" and event["stage"] == "sft" for event in events)
 
     deadline = time.monotonic() + RUN_S
     while steps() < 5:

@@ -187,9 +187,6 @@ class AdmissionConfig(Config):
     over_bound: Literal["mask", "drop"] = "mask"
     """What is done with a slow group's tokens beyond the bound: train on the rest of the group
     (their attempts still count in the baseline), or drop the whole group."""
-    discarded_branch: Literal["drop", "rescore"] = "drop"
-    """Tokens of versions that a crash threw away: sample the group again, or score the tokens
-    under the resumed weights and train on them as if those had sampled them."""
     max_in_flight_groups: int = pydantic.Field(default=0, ge=0)
     """Most groups at the engines at once; 0: what the bound and the engines' credits allow."""
     pace_headroom: float = pydantic.Field(default=2.0, ge=0)

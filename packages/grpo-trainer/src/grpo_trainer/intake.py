@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from rollout_engine.types import Decision, FinishedGroup
 
@@ -13,7 +11,7 @@ from grpo_trainer.core.groups import (
     TrainableAttempt,
     TrainableGroup,
     has_variance,
-    thrown_away_tokens,
+    tokens_off_lineage,
     valid_attempts,
     with_shuffled_rewards,
 )
@@ -73,17 +71,9 @@ class Intake:
             return
         solved = sum(attempt.reward >= 1 for attempt in attempts)
         flow.curriculum.record(finished.task_id, solved=solved, attempts=len(attempts))
-        lineage = flow.context.policy.lineage
-        thrown_away = thrown_away_tokens(attempts, lineage)
-        flow.window.counts["tokens_thrown_away"] += thrown_away
-        if thrown_away and flow.config.admission.discarded_branch == "drop":
-            flow.again(group, Decision.STALE)
-            return
-        if thrown_away:
-            attempts = tuple(
-                replace(attempt, rescored=thrown_away_tokens([attempt], lineage) > 0)
-                for attempt in attempts
-            )
+        flow.window.counts["tokens_off_lineage"] += tokens_off_lineage(
+            attempts, flow.context.policy.lineage
+        )
         self._sort(group, finished, attempts)
 
     def _sort(

@@ -22,7 +22,7 @@ from grpo_trainer.backends.base import (
 )
 from grpo_trainer.config import GrpoConfig
 from grpo_trainer.core.batching import minibatches
-from grpo_trainer.core.groups import Ages, TrainableAttempt, TrainableGroup
+from grpo_trainer.core.groups import Ages, TrainableGroup
 from grpo_trainer.losses import Mismatch, group_advantages, mismatch
 
 
@@ -69,7 +69,6 @@ def train_step(
     clock = _Clock()
     began_s = time.perf_counter()
     attempts, fresh = _with_advantages(groups, found, config)
-    attempts = _rescored(backend, groups, attempts)
     chosen = [index for index, attempt in enumerate(attempts) if attempt.trained_tokens]
     batch = [attempts[index] for index in chosen]
     parts = [
@@ -146,33 +145,6 @@ def _with_advantages(
         attempts.append(PolicyAttempt(tuple(sequences), advantage, config.temperature))
         trained_fresh.append(np.concatenate(kept))
     return attempts, trained_fresh
-
-
-def _rescored(
-    backend: TrainerBackend,
-    groups: Sequence[TrainableGroup],
-    attempts: Sequence[PolicyAttempt],
-) -> list[PolicyAttempt]:
-    """Take the present weights' scores as the behaviour of tokens of a thrown-away branch."""
-    members: list[TrainableAttempt] = [a for group in groups for a in group.attempts]
-    marked = [index for index, member in enumerate(members) if member.rescored]
-    out = list(attempts)
-    if not marked:
-        return out
-    for index, scores in zip(
-        marked, backend.logprobs([attempts[index] for index in marked]), strict=True
-    ):
-        sequences, at = [], 0
-        for sequence in attempts[index].sequences:
-            behaviour = sequence.behaviour.copy()
-            count = int(np.count_nonzero(sequence.trained))
-            behaviour[sequence.trained] = scores[at : at + count]
-            at += count
-            sequences.append(PolicySequence(sequence.token_ids, sequence.trained, behaviour))
-        out[index] = PolicyAttempt(
-            tuple(sequences), attempts[index].advantage, attempts[index].temperature
-        )
-    return out
 
 
 def _reference(

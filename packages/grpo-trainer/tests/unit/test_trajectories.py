@@ -6,7 +6,7 @@ from grpo_trainer.core.groups import TrainableGroup as Group
 from grpo_trainer.core.groups import (
     ages,
     has_variance,
-    thrown_away_tokens,
+    tokens_off_lineage,
     trainable_within,
     valid_attempts,
     with_shuffled_rewards,
@@ -128,14 +128,15 @@ def test_a_group_whose_tokens_are_all_too_old_is_not_trainable() -> None:
     assert not trainable_within(found, "mask")
 
 
-def test_tokens_of_a_thrown_away_branch_are_counted_whatever_the_steps() -> None:
+def test_tokens_of_a_thrown_away_branch_age_by_the_way_back_and_forth() -> None:
     made = group(
         attempt(segment(0, -1, "psss", (1, 2, 1, 1), (2, 3, 3, 3), (3, 4, 4, 4))),
         attempt(segment(0, -1, "ps", (1, 2, 2, 2)), index=1),
     )
-    assert thrown_away_tokens(made.attempts, lineage()) == 2
-    found = ages(made, lineage(), step=2, bound=0)
-    assert found.by_attempt[0][0].tolist() == [0, 2, 0, 0]
+    assert tokens_off_lineage(made.attempts, lineage()) == 2
+    found = ages(made, lineage(), step=2, bound=2)
+    assert found.by_attempt[0][0].tolist() == [0, 2, 2, 3]  # 3 and 4 branched off at 2, of step 1
+    assert found.masked == 1
     assert not found.fresh[0][0].any()
 
 

@@ -178,20 +178,6 @@ def test_mismatch_is_measured_on_tokens_of_the_present_version_alone() -> None:
     assert result.values["mismatch.max"] == pytest.approx(0.2, abs=1e-6)
 
 
-def test_rescored_attempts_take_the_present_scores_as_their_behaviour() -> None:
-    backend = RecordingBackend(score=-7.0)
-    made = group(0, [1, 0])
-    first = made.attempts[0]
-    marked = TrainableGroup(
-        made.finished,
-        0,
-        (type(first)(first.attempt, first.reward, first.sequences, True), made.attempts[1]),
-    )
-    step(backend, [marked], minibatches=1)
-    ((attempts, _),) = backend.of("update")
-    assert [sorted(set(a.behaviour.tolist())) for a in attempts] == [[-7.0], [-1.0]]
-
-
 def test_the_same_step_twice_gives_the_same_weights(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "m", scale=0.05)
     kept = []

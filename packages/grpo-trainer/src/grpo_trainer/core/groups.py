@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rollout_engine.types import Attempt, FinishedGroup
 
-from grpo_trainer.core.staleness import THROWN_AWAY, Lineage
+from grpo_trainer.core.staleness import Lineage
 from grpo_trainer.core.trajectories import SampledSequence, sampled_sequences
 
 MIN_VALID_ATTEMPTS = 2
@@ -25,13 +25,11 @@ class TrainableAttempt:
         reward: What the advantage is made of; differs from the attempt's own in the control
             experiment with shuffled rewards.
         sequences: Its paths.
-        rescored: Its tokens of thrown-away versions are to be scored under the present weights.
     """
 
     attempt: Attempt
     reward: float
     sequences: tuple[SampledSequence, ...]
-    rescored: bool = False
 
     @property
     def versions(self) -> NDArray[np.int64]:
@@ -95,10 +93,7 @@ class Ages:
 
 
 def ages(group: TrainableGroup, lineage: Lineage, *, step: int, bound: int) -> Ages:
-    """Measure a group against the weights that would train it now.
-
-    Tokens of thrown-away versions count as of now: they are scored again before they are trained.
-    """
+    """Measure a group against the weights that would train it now."""
     by_attempt, fresh = [], []
     masked = sampled = 0
     for attempt in group.attempts:
@@ -106,11 +101,9 @@ def ages(group: TrainableGroup, lineage: Lineage, *, step: int, bound: int) -> A
         for sequence in attempt.sequences:
             age = np.zeros(len(sequence.token_ids), np.int64)
             of_sampled = lineage.staleness(sequence.versions[sequence.sampled], step=step)
-            thrown_away = of_sampled == THROWN_AWAY
-            of_sampled[thrown_away] = 0
             same_cache = (sequence.versions == sequence.kv_versions)[sequence.sampled]
             now = np.zeros(len(sequence.token_ids), np.bool_)
-            now[sequence.sampled] = (of_sampled == 0) & same_cache & ~thrown_away
+            now[sequence.sampled] = (of_sampled == 0) & same_cache
             exact.append(now)
             age[sequence.sampled] = of_sampled
             masked += int((of_sampled > bound).sum())
@@ -128,7 +121,6 @@ def trainable_within(found: Ages, over_bound: Literal["mask", "drop"]) -> bool:
     return found.masked < found.sampled
 
 
-def thrown_away_tokens(attempts: Sequence[TrainableAttempt], lineage: Lineage) -> int:
-    """Count sampled tokens of versions that are not on the lineage."""
-    ages_now = [lineage.staleness(attempt.versions, step=0) for attempt in attempts]
-    return sum(int((age == THROWN_AWAY).sum()) for age in ages_now)
+def tokens_off_lineage(attempts: Sequence[TrainableAttempt], lineage: Lineage) -> int:
+    """Count sampled tokens of versions that a crash threw away."""
+    return sum(int(lineage.off(attempt.versions).sum()) for attempt in attempts)

@@ -2,19 +2,21 @@
 
 A run's version numbers rise for ever; its lineage does not hold them all. When a trainer resumes
 from a checkpoint, the versions published after that checkpoint are a branch that was thrown away:
-their numbers are taken, but the weights held now do not descend from them.
+their numbers are taken, but the weights held now do not descend from them. What such a version
+sampled is as far from the weights held now as the way back to the checkpoint and forth again.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-THROWN_AWAY = -(2**62)
-"""Stands where a staleness would, for tokens of a version that is not on the lineage."""
+FORGOTTEN = 2**62
+"""The staleness of versions older than the lineage goes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,27 +83,39 @@ class Lineage:
     def staleness(self, versions: NDArray[np.int64], *, step: int) -> NDArray[np.int64]:
         """Return how many optimizer steps lie between each token's weights and `step`.
 
+        A version that is not on the lineage branched off at the one before it by number; each
+        number after that is a step of the branch, and counts as one more.
+
         Args:
             versions: int64 [n], version numbers that sampled the tokens.
             step: Optimizer steps of the weights held now.
 
         Returns:
-            int64 [n]; `THROWN_AWAY` for versions that are not on the lineage.
+            int64 [n]; `FORGOTTEN` for versions older than all of the lineage.
         """
         numbers, where = np.unique(versions, return_inverse=True)
-        ages = np.array(
-            [
-                THROWN_AWAY if (made := self._steps.get(int(number))) is None else step - made
-                for number in numbers
-            ],
-            np.int64,
-        )
+        ages = np.array([self._age(int(number), step) for number in numbers], np.int64)
         return ages[where] if len(numbers) else np.zeros(0, np.int64)
+
+    def off(self, versions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which of these versions are not on the lineage, bool [n]."""
+        return ~np.isin(versions, list(self._steps))
+
+    def _age(self, number: int, step: int) -> int:
+        made = self._steps.get(number)
+        if made is not None:
+            return step - made
+        known = list(self._steps)
+        before = bisect_left(known, number) - 1
+        if before < 0:
+            return FORGOTTEN
+        fork = known[before]
+        return step - self._steps[fork] + number - fork
 
     def trimmed(self, *, keep_steps: int) -> Lineage:
         """Return the lineage without versions more than `keep_steps` older than the newest.
 
-        A version that was dropped counts as thrown away from then on, so keep more than the
+        What a version that was dropped sampled is too old from then on, so keep more than the
         staleness bound.
         """
         if self._newest is None:
