@@ -1,13 +1,14 @@
 """Optimizer steps an hour, asynchronous against synchronous, on one stack in one run.
 
-Usage: python tools/bench/async_vs_sync.py [--steps 8] [--runs 2] [--delay 0.35] [--sigma 0.6]
+Usage: python tools/bench/async_vs_sync.py [--steps 8] [--runs 2] [--delay 0.5] [--sigma 0.6]
 
 Commands of the agents wait a heavy-tailed, log-normal time before they run, drawn for each sandbox
 and each command, so that two attempts at one task differ about 2.5 times in length, as in the
 reference run of docs/architecture.md. Waiting costs no CPU. The policy is the demo's after a short
 SFT. Each run trains so many steps in either mode, in turn, on the same running services; the first
 step of a stage, which fills the pipeline, counts. The rival is our own `mode = "sync"`: groups
-start only on the newest weights, and a step waits for its whole batch.
+start only on the newest weights, and a step waits for its whole batch. `attempt.max_to_median` is
+how long the longest attempt of a step took, in medians.
 
 The last line of output is one JSON object with the figures.
 """
@@ -33,17 +34,22 @@ from tailrace_cli.demo.traces import collector
 from tailrace_cli.stack import Supervisor
 
 
-async def stage(services: Services, name: str, kind: str, recipe: dict[str, Any]) -> float:
-    """Runs a stage and returns the seconds it took."""
+async def stage(
+    services: Services, name: str, kind: str, recipe: dict[str, Any]
+) -> tuple[float, list[float]]:
+    """Runs a stage; the seconds it took, and of its steps the longest attempt in medians."""
     started = time.monotonic()
+    tails: list[float] = []
     async for event in services.follow_stage(name, as_toml(recipe), kind=kind):
         if isinstance(event, StageStep):
             print(f"  {name} step {event.step} at {time.monotonic() - started:.1f} s", flush=True)
-    return time.monotonic() - started
+            if event.values.get("duration.p50"):
+                tails.append(event.values["duration.max"] / event.values["duration.p50"])
+    return time.monotonic() - started, tails
 
 
 async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Steps an hour of each run, by mode."""
+    """Steps an hour of each run by mode, and the attempts' tails."""
     options = DemoOptions(
         steps=arguments.steps,
         traces=400,
@@ -62,7 +68,7 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list
         "async": recipes["rl"],
         "sync": recipes_of(options.model_copy(update={"sync": True}))["rl"],
     }
-    rates: dict[str, list[float]] = {mode: [] for mode in modes}
+    rates: dict[str, list[float]] = {mode: [] for mode in (*modes, "tail")}
     async with Supervisor(stack).running(), connect(targets) as services:
         await services.publish("base")
         print("expert traces", flush=True)
@@ -72,9 +78,10 @@ async def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, list
         for number in range(arguments.runs):
             for mode, recipe in modes.items():
                 await services.publish("sft")
-                seconds = await stage(
+                seconds, tails = await stage(
                     services, f"{mode}-{number}", "rl", recipe | {"start_from": "sft"}
                 )
+                rates["tail"] += tails
                 rates[mode].append(arguments.steps * 3600 / seconds)
                 print(f"{mode}: {rates[mode][-1]:.0f} steps an hour", flush=True)
     return rates
@@ -85,7 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--runs", type=int, default=2)
-    parser.add_argument("--delay", type=float, default=0.35, help="median wait of a command, s")
+    parser.add_argument("--delay", type=float, default=0.5, help="median wait of a command, s")
     parser.add_argument("--sigma", type=float, default=0.6, help="width of the waits' logarithm")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -95,6 +102,7 @@ def main() -> None:
         "async.steps_per_hour": rates["async"],
         "sync.steps_per_hour": rates["sync"],
         "ratio": ratios,
+        "attempt.max_to_median": rates["tail"],
     }
     print(
         json.dumps(
