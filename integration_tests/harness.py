@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import sqlite3
@@ -18,7 +17,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,9 @@ from tailrace_cli.stack import tether
 from tailrace_cli.stack.files import BASE_MODEL, LOCAL_STACK
 from tailrace_cli.stack.health import free_ports, is_serving
 from tailrace_cli.stack.spec import StackSpec, apply_setting, load_stack
+
+from integration_tests.processes import parents
+from integration_tests.records import LedgerAttempt, LedgerView, read_ledger
 
 SERVICES = ("sandbox", "eval", "weights", "rollout", "trainer")
 START_S = 120.0
@@ -81,53 +83,6 @@ async def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.
         await asyncio.sleep(0.05)
 
 
-# Processes
-
-
-def parents() -> dict[int, int]:
-    """Parent of every process."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                found[int(entry.name)] = int(_stat(int(entry.name))[1])
-    return found
-
-
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the state on."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def identity(pid: int) -> tuple[int, str] | None:
-    """A process for good: its number and when it started; None if there is none."""
-    try:
-        return pid, _stat(pid)[19]
-    except OSError:
-        return None
-
-
-def descendants(pid: int) -> set[tuple[int, str]]:
-    """Every process below one, by identity."""
-    children: dict[int, list[int]] = {}
-    for child, parent in parents().items():
-        children.setdefault(parent, []).append(child)
-    found: set[tuple[int, str]] = set()
-    left = list(children.get(pid, []))
-    while left:
-        member = left.pop()
-        left += children.get(member, [])
-        known = identity(member)
-        if known is not None:
-            found.add(known)
-    return found
-
-
-def alive(processes: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
-    """Those that are still there, zombies included."""
-    return {process for process in processes if identity(process[0]) == process}
-
-
 @contextlib.contextmanager
 def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
     """A file system of this size at `folder`, for this process and its children alone.
@@ -145,69 +100,6 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-# The ledger, from outside
-
-
-@dataclass(frozen=True)
-class LedgerAttempt:
-    """A finished attempt as the ledger has it."""
-
-    group_id: str
-    epoch: int
-    index: int
-    try_number: int
-    outcome: str
-    checksum: bytes
-
-
-@dataclass(frozen=True)
-class LedgerGroup:
-    """A group as the ledger has it."""
-
-    group_id: str
-    epoch: int
-    state: str
-    decision: str | None
-    step: int | None
-    fault_cause: str | None
-    """Why it is quarantined."""
-
-
-@dataclass(frozen=True)
-class LedgerView:
-    """The ledger at one moment."""
-
-    groups: Mapping[tuple[str, int], LedgerGroup]
-    attempts: Mapping[tuple[str, int, int], LedgerAttempt]
-    running: int
-
-    def trained(self) -> list[LedgerGroup]:
-        """Groups that the trainer has said it trained."""
-        return [group for group in self.groups.values() if group.decision == "TRAINED"]
-
-
-def read_ledger(folder: Path) -> LedgerView:
-    """Read a ledger while its engine may be running; one transaction, nothing is written."""
-    sql = sqlite3.connect(f"{(folder / 'ledger.sqlite').as_uri()}?mode=ro", uri=True, timeout=10)
-    with contextlib.closing(sql):
-        sql.execute("BEGIN")
-        groups = {
-            (row[0], row[1]): LedgerGroup(*row)
-            for row in sql.execute(
-                "SELECT group_id, epoch, state, decision, step, fault_cause FROM groups"
-            )
-        }
-        attempts = {
-            (row[0], row[1], row[2]): LedgerAttempt(*row)
-            for row in sql.execute(
-                "SELECT group_id, epoch, attempt, try, outcome, checksum FROM tries"
-                " JOIN groups USING (group_row) WHERE final = 1"
-            )
-        }
-        [running] = sql.execute("SELECT count(*) FROM tries WHERE outcome IS NULL").fetchone()
-    return LedgerView(groups, attempts, running)
 
 
 @dataclass
@@ -457,37 +349,6 @@ class StageRun:
         """Start the stage and listen to its end, whatever dies meanwhile."""
         async for event in services.follow_stage(STAGE, tomli_w.dumps(recipe), "rl"):
             self.events.append(event)
-
-
-@dataclass(frozen=True)
-class TrainedGroup:
-    """A decision that a checkpoint of the trainer holds."""
-
-    group_id: str
-    epoch: int
-    step: int
-
-
-def trained_groups(stage_folder: Path) -> set[TrainedGroup]:
-    """Every group that any checkpoint of the stage says was trained."""
-    return {
-        TrainedGroup(group_id, epoch, step)
-        for state in checkpoint_states(stage_folder)
-        for group_id, epoch, _, decision, step in state["stage"]["flow"]["book"]["verdicts"]
-        if decision == "TRAINED"
-    }
-
-
-def checkpoint_states(stage_folder: Path) -> Iterator[dict[str, Any]]:
-    """The states of all checkpoints."""
-    for folder in sorted((stage_folder / "checkpoints").glob("step-*")):
-        yield json.loads((folder / "state.json").read_text())
-
-
-def stage_events(stage_folder: Path) -> list[dict[str, Any]]:
-    """The trainer's own record of the stage's events, over all its lives."""
-    lines = (stage_folder / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
 
 
 async def announced_versions(services: Services, run: str = "test") -> list[Any]:

@@ -16,11 +16,11 @@ from integration_tests.harness import (
     Witness,
     grpo_recipe,
     needs_root,
-    read_ledger,
     running,
     small_disk,
     until,
 )
+from integration_tests.records import read_ledger
 
 pytestmark = needs_root
 

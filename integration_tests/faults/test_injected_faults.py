@@ -15,16 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.harness import (
-    LedgerView,
-    Stack,
-    StageRun,
-    Witness,
-    grpo_recipe,
-    needs_root,
-    running,
-    trained_groups,
-)
+from integration_tests.harness import Stack, StageRun, Witness, grpo_recipe, needs_root, running
+from integration_tests.records import LedgerView, trained_groups
 
 pytestmark = needs_root
 

@@ -7,15 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.harness import (
-    LedgerView,
-    Stack,
-    StageRun,
-    grpo_recipe,
-    needs_root,
-    read_ledger,
-    running,
-)
+from integration_tests.harness import Stack, StageRun, grpo_recipe, needs_root, running
+from integration_tests.records import LedgerView, read_ledger
 
 pytestmark = needs_root
 

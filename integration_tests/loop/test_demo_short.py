@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from tailrace_cli.demo.folder import read_events
 
-from integration_tests.harness import alive, descendants, identity, needs_root
+from integration_tests.harness import needs_root
+from integration_tests.processes import alive, descendants, identity
 
 pytestmark = [needs_root, pytest.mark.timeout(900)]  # a minute where nothing else runs
 

@@ -17,21 +17,22 @@ from tailrace_cli.demo.services import connect
 
 from integration_tests.harness import (
     STAGE,
-    LedgerView,
     Stack,
     StageRun,
-    TrainedGroup,
     Witness,
-    alive,
     announced_versions,
-    descendants,
     grpo_recipe,
     needs_root,
-    read_ledger,
     running,
+    until,
+)
+from integration_tests.processes import alive, descendants
+from integration_tests.records import (
+    LedgerView,
+    TrainedGroup,
+    read_ledger,
     stage_events,
     trained_groups,
-    until,
 )
 
 pytestmark = needs_root
