@@ -206,6 +206,14 @@ def test_a_second_run_does_not_touch_the_first(finished: Finished) -> None:
     assert contents() == before
 
 
+def test_the_trainer_scores_tokens_of_its_own_version_as_the_engine_did(finished: Finished) -> None:
+    steps = [event for event in finished.kinds("step") if event["stage"] == "rl"]
+    compared = [step for step in steps if step["counts"]["mismatch_tokens"]]
+    assert compared, "the first step's tokens are of the version held"
+    assert max(step["values"]["mismatch.kl"] for step in compared) < 1e-10
+    assert max(step["values"]["mismatch.max"] for step in compared) < 5e-5, "float32 gives 2e-5"
+
+
 def test_resuming_a_finished_run_tells_its_result_again(finished: Finished) -> None:
     again = run(finished.folder, "--resume", str(finished.folder))
     assert again.code == 0, again.stderr
