@@ -13,7 +13,7 @@ A service makes sandboxes (`python -m sandbox_client serve`, as root), this clie
             print(result.stdout, (await sandbox.diff()).decode())
 """
 
-from sandbox_client.client import OutputEvent, Sandbox, SandboxClient
+from sandbox_client.client import OutputEvent, Sandbox, SandboxClient, Snapshot
 from sandbox_client.environments import EnvironmentTree
 from sandbox_client.errors import (
     EnvironmentUnknown,
@@ -64,6 +64,7 @@ __all__ = [
     "SandboxUnavailable",
     "ServiceError",
     "ServiceStatus",
+    "Snapshot",
     "TooLarge",
     "WrongRequest",
     "__version__",

@@ -28,7 +28,7 @@ async def serve(config: SandboxServiceConfig) -> None:
         await manager.start()
         try:
             register_gauges(manager)
-            await run_until_signal(server, [manager.reap_forever()])
+            await run_until_signal(server, [manager.reap_forever(), manager.keep_pool_forever()])
         finally:
             await manager.stop()
     finally:

@@ -18,8 +18,8 @@ from tailrace.sandbox.v1.sandbox_service_pb2_grpc import SandboxServiceStub
 from sandbox_client import wire
 from sandbox_client.connection import Connection, typed_errors
 from sandbox_client.environments import EnvironmentTree
-from sandbox_client.errors import EnvironmentUnknown, QuotaExhausted
-from sandbox_client.handle import OutputEvent, Sandbox
+from sandbox_client.errors import EnvironmentUnknown, QuotaExhausted, WrongRequest
+from sandbox_client.handle import OutputEvent, Sandbox, Snapshot
 from sandbox_client.types import (
     EnvironmentRef,
     SandboxInfo,
@@ -28,7 +28,7 @@ from sandbox_client.types import (
     ServiceStatus,
 )
 
-__all__ = ["OutputEvent", "Sandbox", "SandboxClient"]
+__all__ = ["OutputEvent", "Sandbox", "SandboxClient", "Snapshot"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +40,8 @@ _IDEMPOTENT = tuple(
         "CreateSandbox",
         "RenewLeases",
         "DestroySandbox",
+        "SnapshotSandbox",
+        "DestroySnapshot",
         "ListSandboxes",
         "WriteFiles",
         "Diff",
@@ -81,7 +83,7 @@ class SandboxClient:
     async def __aenter__(self) -> Self:
         self._channel = open_channel(self._config, idempotent=_IDEMPOTENT)
         stub = SandboxServiceStub(self._channel)
-        self._connection = Connection(stub, self._timeout_s)
+        self._connection = Connection(stub, self._timeout_s, self._lease_s)
         self._renewing = asyncio.create_task(self._renew_forever())
         return self
 
@@ -108,12 +110,13 @@ class SandboxClient:
         try:
             results = await asyncio.gather(
                 *(sandbox.destroy() for sandbox in self._sandboxes.values() if not sandbox.gone),
+                *(self.destroy_snapshot(s) for s in list(self._connected.snapshot_ids)),
                 return_exceptions=True,
             )
             for result in results:
                 if isinstance(result, Exception):
                     # Its lease ends it: nothing is lost but time.
-                    logger.warning("a sandbox could not be destroyed: %s", result)
+                    logger.warning("a sandbox or snapshot could not be destroyed: %s", result)
         finally:
             assert self._renewing is not None
             self._renewing.cancel()
@@ -155,8 +158,9 @@ class SandboxClient:
 
     async def create(
         self,
-        environment: EnvironmentRef | EnvironmentTree | str,
+        environment: EnvironmentRef | EnvironmentTree | str = "",
         *,
+        snapshot: Snapshot | str = "",
         key: str = "",
         limits: SandboxLimits | None = None,
         labels: Mapping[str, str] | None = None,
@@ -167,18 +171,25 @@ class SandboxClient:
         Args:
             environment: a tree (put first if the service lacks it), a tree's digest, or a
                 reference.
+            snapshot: instead of an environment, what `Sandbox.snapshot` has kept, or its id.
             key: idempotency key: the same key gives the same sandbox. Default: a new one.
             limits: what it may use; default: the service's.
             labels: for listings.
             timeout_s: how long to wait; a service that is full is asked again until then.
 
         Raises:
-            EnvironmentUnknown: put the environment, then create again.
+            EnvironmentUnknown: put the environment, or make the snapshot, then create again.
             QuotaExhausted: the service was full until the end of `timeout_s`.
         """
         tree = environment if isinstance(environment, EnvironmentTree) else None
         if tree is not None:
             environment = tree.digest
+        if snapshot:
+            if environment:
+                raise WrongRequest("create from an environment or from a snapshot, not from both")
+            environment = EnvironmentRef(
+                snapshot=snapshot if isinstance(snapshot, str) else snapshot.id
+            )
         if isinstance(environment, str):
             environment = EnvironmentRef(tree_digest=environment)
         assert isinstance(environment, EnvironmentRef)
@@ -234,6 +245,10 @@ class SandboxClient:
         self._sandboxes.pop(sandbox_id, None)
         return await self._connected.destroy(sandbox_id)
 
+    async def destroy_snapshot(self, snapshot_id: str) -> bool:
+        """Ends a snapshot's lease; False if there was none."""
+        return await self._connected.destroy_snapshot(snapshot_id)
+
     async def status(self) -> ServiceStatus:
         """The service's limits, gauges and missing protections."""
         with typed_errors():
@@ -249,14 +264,16 @@ class SandboxClient:
         while True:
             await asyncio.sleep(interval_s)
             self._sandboxes = {s.id: s for s in self._sandboxes.values() if not s.gone}
-            ids = list(self._sandboxes)
-            if not ids:
+            ids, kept = list(self._sandboxes), self._connected.snapshot_ids
+            if not ids and not kept:
                 continue
             began = time.monotonic()
             try:
                 with typed_errors():
                     response = await self._connected.stub.RenewLeases(
-                        pb.RenewLeasesRequest(sandbox_ids=ids, lease_s=self._lease_s),
+                        pb.RenewLeasesRequest(
+                            sandbox_ids=ids, snapshot_ids=kept, lease_s=self._lease_s
+                        ),
                         timeout=interval_s,
                     )
             except ServiceError as error:
@@ -265,6 +282,7 @@ class SandboxClient:
                     "leases could not be renewed (%.1f s): %s", time.monotonic() - began, error
                 )
                 continue
+            kept.difference_update(response.gone)
             for sandbox_id in response.gone:
                 sandbox = self._sandboxes.pop(sandbox_id, None)
                 if sandbox is not None:

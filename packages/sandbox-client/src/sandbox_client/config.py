@@ -18,6 +18,7 @@ __all__ = [
     "LeaseConfig",
     "LimitsConfig",
     "LocalConfig",
+    "PoolConfig",
     "SandboxDefaults",
     "SandboxServiceConfig",
 ]
@@ -166,8 +167,39 @@ class LimitsConfig(Config):
     environments_bytes: int = pydantic.Field(default=8 * 1024 * MIB, ge=MIB)
     """Disk space of stored environments; the least recently used ones go first."""
 
+    spool_bytes: int = pydantic.Field(default=4096 * MIB, ge=MIB)
+    """Bytes of all environments and trees that are being put, uploaded or downloaded at once.
+    Above it the call is refused with a time to retry after."""
+
+    snapshots: int = pydantic.Field(default=64, ge=1)
+    """Snapshots kept at once. Above it making one is refused with a time to retry after."""
+
+    snapshots_bytes: int = pydantic.Field(default=4 * 1024 * MIB, ge=MIB)
+    """Disk space of all snapshots. Above it making one is refused with a time to retry after."""
+
     retry_after_s: _Positive = 1.0
-    """What a refusal for lack of sandboxes asks the caller to wait."""
+    """What a refusal for lack of sandboxes or space asks the caller to wait."""
+
+
+class PoolConfig(Config):
+    """The warm pool: idle sandboxes, made ahead for environments asked for lately.
+
+    It pays where the same environment and limits are asked for again and again. It costs an idle
+    sandbox's memory each, and the making of those that nobody takes in the end.
+    """
+
+    sandboxes: int = pydantic.Field(default=0, ge=0)
+    """Idle sandboxes at most; 0 keeps none. They do not count as `limits.sandboxes`. The gauges
+    are called `pool_sandboxes` and `pool_memory_bytes`."""
+
+    memory_bytes: int = pydantic.Field(default=256 * MIB, ge=0)
+    """Memory of all idle sandboxes, by what the back-end says one takes."""
+
+    per_environment: int = pydantic.Field(default=2, ge=1)
+    """Idle sandboxes of the same environment and limits."""
+
+    demand_s: _Positive = 60.0
+    """How long after its last create an environment is kept warm."""
 
 
 class LocalConfig(Config):
@@ -218,6 +250,10 @@ class LocalConfig(Config):
 
     require_cgroups: bool = False
     """Refuse to start where memory and processes cannot be limited by cgroups."""
+
+    spares: int = pydantic.Field(default=2, ge=0)
+    """Processes that wait in namespaces of their own for what the next sandbox is to be; each
+    takes about 1 MiB and saves a start more than a millisecond."""
 
     start_timeout_s: _Positive = 30.0
     """Longest time that the fork-server or a sandbox may take to start."""
@@ -290,6 +326,7 @@ class SandboxServiceConfig(Config):
     exec: ExecConfig = ExecConfig()
     lease: LeaseConfig = LeaseConfig()
     limits: LimitsConfig = LimitsConfig()
+    pool: PoolConfig = PoolConfig()
     local: LocalConfig = LocalConfig()
 
     faults: FaultConfig = FaultConfig()

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from service_kit.errors import ServiceError
@@ -20,12 +20,25 @@ class Connection:
     stub: Any
     timeout_s: float
     """Longest time of a call beside what a command itself may take."""
+    lease_s: float = 60.0
+    """Lease of what is made."""
+    snapshot_ids: set[str] = field(default_factory=set)
+    """Snapshots whose leases the client renews."""
 
     async def destroy(self, sandbox_id: str) -> bool:
         """Ends a sandbox; False if it was gone already."""
         with typed_errors():
             response = await self.stub.DestroySandbox(
                 pb.DestroySandboxRequest(sandbox_id=sandbox_id), timeout=self.timeout_s
+            )
+        return bool(response.existed)
+
+    async def destroy_snapshot(self, snapshot_id: str) -> bool:
+        """Ends a snapshot's lease; False if there was none."""
+        self.snapshot_ids.discard(snapshot_id)
+        with typed_errors():
+            response = await self.stub.DestroySnapshot(
+                pb.DestroySnapshotRequest(snapshot_id=snapshot_id), timeout=self.timeout_s
             )
         return bool(response.existed)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -14,9 +15,9 @@ from sandbox_client import wire
 from sandbox_client.connection import Connection, typed_errors
 from sandbox_client.environments import EnvironmentTree
 from sandbox_client.errors import SandboxGone
-from sandbox_client.types import Command, ExecResult, FileContent
+from sandbox_client.types import Command, ExecResult, FileContent, SnapshotInfo
 
-__all__ = ["OutputEvent", "Sandbox"]
+__all__ = ["OutputEvent", "Sandbox", "Snapshot"]
 
 _DEFAULT_OUTPUT_BYTES = 10_000
 # Above this a command's call streams, so that its heartbeats show that the service is alive.
@@ -31,6 +32,40 @@ class OutputEvent:
     stream: str
     """"stdout" or "stderr"."""
     data: bytes
+
+
+class Snapshot:
+    """A handle for the files that a sandbox had. As a context manager it ends at the end.
+
+    Its lease is renewed by the client that made it. Sandboxes that started from it outlive it.
+    """
+
+    def __init__(self, connection: Connection, info: SnapshotInfo) -> None:
+        self._connection = connection
+        self.id = info.snapshot_id
+        self.size_bytes = info.size_bytes
+        """What it takes up on the host beside what its sandbox started from."""
+        connection.snapshot_ids.add(self.id)
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has been destroyed, or the service said that it is not there any more."""
+        return self.id not in self._connection.snapshot_ids
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.destroy()
+
+    async def destroy(self) -> bool:
+        """Ends its lease: nothing new starts from it; False if it was gone already."""
+        return await self._connection.destroy_snapshot(self.id)
 
 
 class Sandbox:
@@ -64,6 +99,7 @@ class Sandbox:
         stdin: bytes | None = None,
         max_output_bytes: int = _DEFAULT_OUTPUT_BYTES,
         merge_stderr: bool = False,
+        user: str = "",
     ) -> ExecResult:
         """Runs a command to its end.
 
@@ -75,6 +111,7 @@ class Sandbox:
             stdin: standard input; default: empty.
             max_output_bytes: bytes kept of each stream.
             merge_stderr: standard error goes where standard output goes.
+            user: name or number of the user to run as; default: the sandbox's own.
 
         Returns:
             The result. A command that fails, is not found or runs into its limits is a result too.
@@ -87,6 +124,7 @@ class Sandbox:
                 timeout_s=timeout_s,
                 max_output_bytes=max_output_bytes,
                 merge_stderr=merge_stderr,
+                user=user,
             )
         command = _explicit(command)
         if stdin is None and command.timeout_s <= _LONG_COMMAND_S:
@@ -202,6 +240,30 @@ class Sandbox:
                 requests(), timeout=self._connection.timeout_s
             )
         return list(response.changed_paths)
+
+    async def snapshot(self, *, key: str = "") -> Snapshot:
+        """Keeps its files, so that other sandboxes can start from them: `create(snapshot=...)`.
+
+        Processes are not part of it, and no command may be running. A `diff` of a sandbox that
+        starts from it shows what was changed since.
+
+        Args:
+            key: idempotency key: the same key gives the same snapshot. Default: a new one.
+
+        Raises:
+            WrongRequest: a command is running, or the back-end cannot do it.
+            QuotaExhausted: there are too many, or they do not fit.
+        """
+        request = pb.SnapshotSandboxRequest(
+            sandbox_id=self.id,
+            idempotency_key=key or uuid.uuid4().hex,
+            lease_s=self._connection.lease_s,
+        )
+        with self._call():
+            response = await self._connection.stub.SnapshotSandbox(
+                request, timeout=self._connection.timeout_s
+            )
+        return Snapshot(self._connection, wire.snapshot_from_proto(response))
 
     async def destroy(self) -> bool:
         """Ends the sandbox; False if it was gone already."""

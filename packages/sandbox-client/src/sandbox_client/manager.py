@@ -20,15 +20,20 @@ from sandbox_client.errors import (
     SandboxGone,
     SandboxUnavailable,
     ServiceError,
+    WrongRequest,
 )
 from sandbox_client.faults import DelayInjector, FaultInjector
-from sandbox_client.limiter import Limiter
+from sandbox_client.limiter import Limiter, Quota
+from sandbox_client.pool import PoolKeeper
+from sandbox_client.snapshots import Snapshots
 from sandbox_client.types import (
     Command,
+    EnvironmentRef,
     ExecResult,
     SandboxInfo,
     SandboxSpec,
     ServiceStatus,
+    SnapshotInfo,
 )
 
 __all__ = ["Created", "SandboxManager"]
@@ -52,6 +57,7 @@ class _Living:
 
     sandbox: BackendSandbox
     key: str
+    environment: EnvironmentRef
     running: int = 0
 
 
@@ -78,6 +84,17 @@ class SandboxManager:
         self._starts = Limiter("concurrent_starts", limits.concurrent_starts, clock=clock)
         self._commands = Limiter("commands", limits.commands, clock=clock)
         self._rate = TokenBucket(limits.starts_per_s, limits.start_burst, now=clock())
+        self._pool = PoolKeeper(
+            config.pool,
+            backend,
+            starts=self._starts,
+            rate=self._rate,
+            clock=clock,
+            new_id=new_id,
+        )
+        self._snapshots = Snapshots(backend, limits, clock)
+        self.spool = Quota("spool_bytes", limits.spool_bytes, limits.retry_after_s)
+        """Bytes of the trees that are on their way."""
         self._faults = FaultInjector(config.faults)
         self._delays = DelayInjector(config.delay)
 
@@ -94,6 +111,7 @@ class SandboxManager:
                 self._end(record.sandbox_id)
         # A failure has been logged by the task's own callback.
         await asyncio.gather(*self._ending.values(), return_exceptions=True)
+        await self._pool.stop()
         await self._backend.stop()
 
     # -- environments
@@ -122,18 +140,19 @@ class SandboxManager:
         Raises:
             WrongRequest, IdempotencyConflict: the request is at fault.
             QuotaExhausted: a limit is used up; retry after the given time.
-            EnvironmentUnknown: put the environment first.
+            EnvironmentUnknown: put the environment, or make the snapshot, first.
             SandboxUnavailable, InjectedFault: the host is at fault.
         """
         check_names(key, owner, labels or {})
         lease_s = complete_lease(self._config.lease, lease_s)
         fingerprint = repr((spec, sorted((labels or {}).items())))
+        spec = complete_spec(self._config.sandbox, spec)
         try:
             claim = self._leases.claim(
                 owner=owner,
                 key=key,
                 fingerprint=fingerprint,
-                new_id=self._new_id(),
+                new_id=self._pool.find(spec) or self._new_id(),
                 now=self._clock(),
                 labels=dict(labels or {}),
             )
@@ -149,7 +168,8 @@ class SandboxManager:
         if sandbox_id not in self._leases:
             raise SandboxGone(f"sandbox {sandbox_id} of key {key!r} was destroyed meanwhile")
         self._leases.grant(sandbox_id, lease_s=lease_s, now=self._clock())
-        return Created(sandbox_id, lease_s, spec.environment.workdir, existed=not claim.is_new)
+        workdir = self._living[sandbox_id].environment.workdir
+        return Created(sandbox_id, lease_s, workdir, existed=not claim.is_new)
 
     async def _make(self, sandbox_id: str, key: str, spec: SandboxSpec) -> None:
         """Makes the sandbox of a new claim; gives the claim back if that fails."""
@@ -158,12 +178,12 @@ class SandboxManager:
         pending.add_done_callback(_retrieve)
         self._pending[sandbox_id] = pending
         try:
-            self._admit()
+            self._admit(starts=self._pool.find(spec) is None)
             self._faults.on_create(key)
-            async with self._starts.slot():
-                sandbox = await self._backend.create(
-                    sandbox_id, complete_spec(self._config.sandbox, spec)
-                )
+            sandbox = self._pool.take(spec)
+            if sandbox is None:
+                spec = self._resolved(spec)
+                sandbox = await self._start(sandbox_id, spec)
         except BaseException as error:
             self._leases.release(sandbox_id)
             pending.set_exception(
@@ -173,12 +193,31 @@ class SandboxManager:
             )
             raise
         else:
-            self._living[sandbox_id] = _Living(sandbox, key)
+            self._living[sandbox_id] = _Living(sandbox, key, spec.environment)
             pending.set_result(None)
         finally:
             del self._pending[sandbox_id]
 
-    def _admit(self) -> None:
+    async def _start(self, sandbox_id: str, spec: SandboxSpec) -> BackendSandbox:
+        try:
+            async with self._starts.slot():
+                return await self._backend.create(sandbox_id, spec)
+        except BaseException:
+            self._snapshots.let_go(spec.environment.snapshot)
+            raise
+        finally:
+            self._pool.wake()
+
+    def _resolved(self, spec: SandboxSpec) -> SandboxSpec:
+        """The specification with what its snapshot knows, which is held from now on."""
+        given = spec.environment
+        if not given.snapshot:
+            return spec
+        kept = self._snapshots.hold(given.snapshot)
+        environment = replace(given, workdir=kept.workdir, env={**kept.env, **given.env})
+        return replace(spec, environment=environment)
+
+    def _admit(self, *, starts: bool) -> None:
         limits = self._config.limits
         # Ending ones still hold what they used.
         used = len(self._leases) + len(self._ending)
@@ -188,14 +227,16 @@ class SandboxManager:
                 "retry when one has ended",
                 retry_after_s=limits.retry_after_s,
             )
-        wait_s = self._rate.take(self._clock())
+        wait_s = self._rate.take(self._clock()) if starts else 0.0
         if wait_s > 0:
             raise QuotaExhausted(
                 f"limits.starts_per_s allows {limits.starts_per_s:g} starts a second",
                 retry_after_s=wait_s,
             )
 
-    def renew(self, sandbox_ids: Sequence[str], lease_s: float) -> list[str]:
+    def renew(
+        self, sandbox_ids: Sequence[str], lease_s: float, snapshot_ids: Sequence[str] = ()
+    ) -> list[str]:
         """Prolongs leases; returns the ids that are gone."""
         lease_s = complete_lease(self._config.lease, lease_s)
         lost = [
@@ -204,7 +245,8 @@ class SandboxManager:
             if (living := self._living.get(sandbox_id)) is not None and living.sandbox.lost
         ]
         alive = [sandbox_id for sandbox_id in sandbox_ids if sandbox_id not in lost]
-        return lost + self._leases.renew(alive, lease_s=lease_s, now=self._clock())
+        gone = self._leases.renew(alive, lease_s=lease_s, now=self._clock())
+        return lost + gone + self._snapshots.renew(snapshot_ids, lease_s)
 
     async def destroy(self, sandbox_id: str) -> bool:
         """Ends a sandbox; False if there was none. Returns when nothing of it is left."""
@@ -230,6 +272,7 @@ class SandboxManager:
 
         def done(task: asyncio.Task[None]) -> None:
             del self._ending[sandbox_id]
+            self._snapshots.let_go(living.environment.snapshot)
             if not task.cancelled() and task.exception() is not None:
                 logger.error(
                     "sandbox %s did not end cleanly", sandbox_id, exc_info=task.exception()
@@ -255,6 +298,31 @@ class SandboxManager:
         while True:
             await asyncio.sleep(self._config.lease.reap_interval_s)
             self.reap()
+            await self._snapshots.reap()
+
+    async def keep_pool_forever(self) -> None:
+        """Keeps the warm pool: runs until it is cancelled."""
+        await self._pool.keep_forever()
+
+    # -- snapshots
+
+    async def snapshot(self, sandbox_id: str, key: str, lease_s: float) -> SnapshotInfo:
+        """Keeps a sandbox's files for others to start from; see `Snapshots.make`."""
+        check_names(key, "", {})
+        lease_s = complete_lease(self._config.lease, lease_s)
+        living = self._get(sandbox_id)
+        if living.running:
+            raise WrongRequest(
+                f"{living.running} commands are running in sandbox {sandbox_id}; what they write "
+                "could be caught half done: snapshot it when they have ended"
+            )
+        return await self._snapshots.make(
+            sandbox_id, living.sandbox, key, lease_s=lease_s, environment=living.environment
+        )
+
+    async def destroy_snapshot(self, snapshot_id: str) -> bool:
+        """Ends a snapshot's lease; False if there was none."""
+        return await self._snapshots.destroy(snapshot_id)
 
     # -- using
 
@@ -320,6 +388,9 @@ class SandboxManager:
             LimiterStatus("starts_per_s", limits.starts_per_s, self._rate.used(self._clock())),
             self._starts.status(),
             self._commands.status(),
+            self.spool.status(),
+            self._snapshots.status(),
+            *self._pool.status(),
             *(
                 LimiterStatus(name, limit, used)
                 for name, (limit, used) in self._backend.gauges().items()

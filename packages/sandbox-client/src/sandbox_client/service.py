@@ -94,7 +94,9 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         self, request: pb.RenewLeasesRequest, context: Context
     ) -> pb.RenewLeasesResponse:
         """Prolongs leases."""
-        gone = self._manager.renew(list(request.sandbox_ids), request.lease_s)
+        gone = self._manager.renew(
+            list(request.sandbox_ids), request.lease_s, list(request.snapshot_ids)
+        )
         return pb.RenewLeasesResponse(gone=gone)
 
     async def DestroySandbox(  # noqa: N802
@@ -110,6 +112,24 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         """Lists the living."""
         found = self._manager.sandboxes(request.owner or None)
         return pb.ListSandboxesResponse(sandboxes=[wire.info_to_proto(info) for info in found])
+
+    # -- snapshots
+
+    async def SnapshotSandbox(  # noqa: N802
+        self, request: pb.SnapshotSandboxRequest, context: Context
+    ) -> pb.SnapshotSandboxResponse:
+        """Keeps a sandbox's files."""
+        made = await self._manager.snapshot(
+            request.sandbox_id, request.idempotency_key, request.lease_s
+        )
+        return wire.snapshot_to_proto(made)
+
+    async def DestroySnapshot(  # noqa: N802
+        self, request: pb.DestroySnapshotRequest, context: Context
+    ) -> pb.DestroySnapshotResponse:
+        """Ends a snapshot's lease."""
+        existed = await self._manager.destroy_snapshot(request.snapshot_id)
+        return pb.DestroySnapshotResponse(existed=existed)
 
     # -- commands
 
@@ -216,8 +236,9 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
     ) -> AsyncIterator[pb.DownloadTreeResponse]:
         """Packs a folder of a sandbox into a tar."""
         sandbox = self._manager.get(request.sandbox_id)
-        with _spool(self._config.state_dir) as archive:
+        with self._manager.spool.share() as take, _spool(self._config.state_dir) as archive:
             await sandbox.download_tree(request.path or ".", archive)
+            take(archive.tell())
             archive.seek(0)
             while chunk := archive.read(wire.CHUNK_BYTES):
                 yield pb.DownloadTreeResponse(tar_chunk=chunk)
@@ -262,8 +283,9 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         """Collects a stream in a file, in memory while it is small."""
         limit = self._config.limits.upload_bytes
         size = 0
-        with _spool(self._config.state_dir) as file:
+        with self._manager.spool.share() as take, _spool(self._config.state_dir) as file:
             async for part in parts:
+                take(len(part))
                 size += len(part)
                 if size > limit:
                     raise TooLarge(f"more than {limit} bytes were sent (limits.upload_bytes)")

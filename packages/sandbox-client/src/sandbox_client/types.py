@@ -16,6 +16,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxSpec",
     "ServiceStatus",
+    "SnapshotInfo",
 ]
 
 DEFAULT_WORKDIR = "/workspace"
@@ -23,7 +24,7 @@ DEFAULT_WORKDIR = "/workspace"
 
 @dataclass(frozen=True)
 class EnvironmentRef:
-    """What a sandbox starts from. Exactly one of the three sources is set."""
+    """What a sandbox starts from. Exactly one of the four sources is set."""
 
     tree_digest: str = ""
     """Digest of a folder tree that was put into the service before (back-end `local`)."""
@@ -31,6 +32,8 @@ class EnvironmentRef:
     """Container image reference (back-end `docker`)."""
     template: str = ""
     """E2B template (back-end `e2b`)."""
+    snapshot: str = ""
+    """Snapshot of a sandbox, by its id."""
     workdir: str = DEFAULT_WORKDIR
     """Where the tree appears and commands start."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +76,9 @@ class Command:
     """Bytes kept of each stream, half its head and half its tail. 0: the service's default."""
     merge_stderr: bool = False
     """Standard error goes where standard output goes."""
+    user: str = ""
+    """Name or number of the user to run as; empty for the sandbox's own, the only one that the
+    back-end `local` has."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +134,17 @@ class SandboxInfo:
     age_s: float
     lease_left_s: float
     running_commands: int
+
+
+@dataclass(frozen=True)
+class SnapshotInfo:
+    """A snapshot that was made."""
+
+    snapshot_id: str
+    lease_s: float
+    size_bytes: int
+    """What it takes up beside what its sandbox started from."""
+    workdir: str
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sandbox_client.types import (
     SandboxLimits,
     SandboxSpec,
     ServiceStatus,
+    SnapshotInfo,
 )
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "info_from_proto",
     "info_to_proto",
     "result_from_proto",
+    "snapshot_from_proto",
+    "snapshot_to_proto",
     "spec_from_proto",
     "spec_to_proto",
     "status_from_proto",
@@ -49,11 +52,14 @@ def spec_from_proto(request: pb.CreateSandboxRequest) -> SandboxSpec:
     """What a create asks for."""
     given = request.environment
     if given.WhichOneof("source") is None:
-        raise WrongRequest("environment: one of tree_digest, image and template must be set")
+        raise WrongRequest(
+            "environment: one of tree_digest, image, template and snapshot_id must be set"
+        )
     environment = EnvironmentRef(
         tree_digest=given.tree_digest,
         image=given.image,
         template=given.template,
+        snapshot=given.snapshot_id,
         workdir=given.workdir or DEFAULT_WORKDIR,
         env=dict(given.env),
     )
@@ -75,6 +81,8 @@ def spec_to_proto(spec: SandboxSpec) -> tuple[pb.Environment, pb.SandboxLimits]:
         environment.image = given.image
     elif given.template:
         environment.template = given.template
+    elif given.snapshot:
+        environment.snapshot_id = given.snapshot
     else:
         environment.tree_digest = given.tree_digest
     limits = pb.SandboxLimits(
@@ -97,6 +105,7 @@ def command_from_proto(command: pb.Command) -> Command:
         timeout_s=command.timeout_s,
         max_output_bytes=command.max_output_bytes,
         merge_stderr=command.merge_stderr,
+        user=command.user,
     )
 
 
@@ -111,6 +120,7 @@ def command_to_proto(sandbox_id: str, command: Command) -> pb.Command:
         timeout_s=command.timeout_s,
         max_output_bytes=command.max_output_bytes,
         merge_stderr=command.merge_stderr,
+        user=command.user,
     )
 
 
@@ -179,6 +189,21 @@ def info_from_proto(info: pb.SandboxInfo) -> SandboxInfo:
         info.lease_left_s,
         info.running_commands,
     )
+
+
+def snapshot_to_proto(made: SnapshotInfo) -> pb.SnapshotSandboxResponse:
+    """A snapshot that was made."""
+    return pb.SnapshotSandboxResponse(
+        snapshot_id=made.snapshot_id,
+        lease_s=made.lease_s,
+        size_bytes=made.size_bytes,
+        workdir=made.workdir,
+    )
+
+
+def snapshot_from_proto(made: pb.SnapshotSandboxResponse) -> SnapshotInfo:
+    """A snapshot that was made."""
+    return SnapshotInfo(made.snapshot_id, made.lease_s, made.size_bytes, made.workdir)
 
 
 def status_to_proto(status: ServiceStatus) -> pb.GetStatusResponse:

@@ -33,7 +33,7 @@ async def test_a_shell_has_its_usual_features(sandbox: Sandbox) -> None:
 
 async def test_errors_of_the_command_line_are_results(sandbox: Sandbox) -> None:
     missing = await sandbox.run("nosuchprogram --x")
-    assert (missing.exit_code, missing.stderr) == (127, "sh: 1: nosuchprogram: not found\n")
+    assert (missing.exit_code, "nosuchprogram: not found" in missing.stderr) == (127, True)
     missing = await sandbox.run(Command(argv=("nosuchprogram",)))
     assert missing.exit_code == 127
     closed = await sandbox.run(Command(argv=("./shop.py",)))

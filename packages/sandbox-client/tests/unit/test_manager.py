@@ -6,6 +6,7 @@ from typing import IO
 
 import pytest
 from sandbox_client.backends.base import ExecHooks
+from sandbox_client.checks import complete_spec
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.errors import (
     EnvironmentUnknown,
@@ -16,6 +17,7 @@ from sandbox_client.errors import (
     SandboxUnavailable,
     WrongRequest,
 )
+from sandbox_client.limiter import Quota
 from sandbox_client.manager import Created, SandboxManager
 from sandbox_client.types import Command, EnvironmentRef, ExecResult, FileContent, SandboxSpec
 
@@ -39,11 +41,17 @@ class MemorySandbox:
         self.may_finish = asyncio.Event()
         self.may_finish.set()
         self.commands: list[Command] = []
+        self.snapshots: list[str] = []
 
     async def run(self, command: Command, hooks: ExecHooks) -> ExecResult:
         self.commands.append(command)
         await self.may_finish.wait()
         return ExecResult(0, wall_s=1.0)
+
+    async def snapshot(self, snapshot_id: str) -> int:
+        self.snapshots.append(snapshot_id)
+        await self.may_finish.wait()
+        return 7
 
     async def destroy(self) -> None:
         self.destroyed += 1
@@ -70,11 +78,13 @@ class MemorySandbox:
 
 class MemoryBackend:
     name = "memory"
+    idle_bytes = 10
 
     def __init__(self) -> None:
         self.made: list[MemorySandbox] = []
         self.specs: list[SandboxSpec] = []
         self.fail: Exception | None = None
+        self.removed: list[str] = []
         self.may_create = asyncio.Event()
         self.may_create.set()
 
@@ -101,6 +111,9 @@ class MemoryBackend:
     async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
         return True
 
+    async def remove_snapshot(self, snapshot_id: str) -> None:
+        self.removed.append(snapshot_id)
+
     def gauges(self) -> dict[str, tuple[float, float]]:
         return {"space": (10.0, 4.0)}
 
@@ -109,8 +122,8 @@ class House:
     def __init__(self, **settings: object) -> None:
         self.clock = Clock()
         self.backend = MemoryBackend()
-        config = SandboxServiceConfig.model_validate(settings)
-        self.manager = SandboxManager(config, self.backend, clock=self.clock)
+        self.config = SandboxServiceConfig.model_validate(settings)
+        self.manager = SandboxManager(self.config, self.backend, clock=self.clock)
 
     async def create(self, key: str = "k", **options: object) -> Created:
         given = {"owner": "o", "spec": SPEC, **options}
@@ -367,5 +380,121 @@ async def test_the_status_names_every_limiter_and_missing_protection() -> None:
         "starts_per_s": 0.0,
         "concurrent_starts": 0.0,
         "commands": 0.0,
+        "spool_bytes": 0.0,
+        "snapshots": 0.0,
+        "pool_sandboxes": 0.0,
+        "pool_memory_bytes": 0.0,
         "space": 4.0,
     }
+
+
+async def test_an_idle_sandbox_is_taken_under_its_own_id_and_starts_nothing() -> None:
+    house = House(pool={"sandboxes": 2}, limits={"starts_per_s": 0.001, "start_burst": 3})
+    pool = house.manager._pool
+    first = await house.create("a")
+    while await pool.step():
+        pass
+    # The burst's other two tokens went into these.
+    assert len(house.backend.made) == 3
+    second = await house.create("b")
+    assert len(house.backend.made) == 3
+    assert house.manager.get(second.sandbox_id) is house.backend.made[1]
+    assert (await house.create("b")).sandbox_id == second.sandbox_id
+    # An idle one that was lost meanwhile is no answer.
+    house.backend.made[2].lost = "it fell"
+    with pytest.raises(QuotaExhausted):
+        await house.create("c")
+    assert {first.sandbox_id, second.sandbox_id} == {
+        s.sandbox_id for s in house.manager.sandboxes()
+    }
+    await house.manager.stop()
+    assert [sandbox.destroyed for sandbox in house.backend.made] == [1, 1, 1]
+
+
+async def test_the_pool_gives_way_to_creates_and_serves_only_what_is_alike() -> None:
+    house = House(pool={"sandboxes": 2}, limits={"sandboxes": 2})
+    pool = house.manager._pool
+    await house.create("a")
+    house.backend.may_create.clear()
+    other = SandboxSpec(EnvironmentRef(tree_digest="d", env={"A": "1"}))
+    creating = asyncio.create_task(house.create("b", spec=other))
+    await turn()
+    assert not await pool.step()
+    house.backend.may_create.set()
+    await creating
+    assert len(house.backend.made) == 2
+    assert await pool.step()
+    # A refusal leaves the idle one where it is.
+    with pytest.raises(QuotaExhausted):
+        await house.create("c", spec=other)
+    assert pool.find(complete_spec(house.config.sandbox, other)) is not None
+
+
+async def test_a_failing_back_end_is_not_asked_for_idle_sandboxes_again_and_again() -> None:
+    house = House(pool={"sandboxes": 2})
+    await house.create("a")
+    house.backend.fail = SandboxUnavailable("no")
+    assert await house.manager._pool.step()
+    assert not await house.manager._pool.step()
+    assert len(house.backend.specs) == 2
+
+
+async def test_a_snapshot_is_held_by_what_started_from_it() -> None:
+    house = House(lease={"reap_interval_s": 1})
+    manager = house.manager
+    spec = SandboxSpec(EnvironmentRef(tree_digest="d", workdir="/w", env={"A": "1", "B": "1"}))
+    made = await house.create("a", spec=spec)
+    snapshot = await manager.snapshot(made.sandbox_id, "k", 10)
+    assert (snapshot.size_bytes, snapshot.workdir, snapshot.lease_s) == (7, "/w", 10)
+    assert await manager.snapshot(made.sandbox_id, "k", 10) == snapshot
+    reference = EnvironmentRef(snapshot=snapshot.snapshot_id, env={"B": "2"})
+    fork = await house.create("b", spec=SandboxSpec(reference))
+    assert fork.workdir == "/w"
+    assert house.backend.specs[-1].environment.env == {"A": "1", "B": "2"}
+    assert await manager.destroy_snapshot(snapshot.snapshot_id)
+    assert house.backend.removed == []
+    with pytest.raises(EnvironmentUnknown):
+        await house.create("c", spec=SandboxSpec(reference))
+    await manager.destroy(fork.sandbox_id)
+    await manager._snapshots.reap()
+    assert house.backend.removed == [snapshot.snapshot_id]
+
+
+async def test_a_fork_that_cannot_be_made_holds_no_snapshot() -> None:
+    house = House()
+    made = await house.create("a")
+    snapshot = await house.manager.snapshot(made.sandbox_id, "k", 10)
+    house.backend.fail = SandboxUnavailable("no")
+    spec = SandboxSpec(EnvironmentRef(snapshot=snapshot.snapshot_id))
+    with pytest.raises(SandboxUnavailable):
+        await house.create("b", spec=spec)
+    await house.manager.destroy_snapshot(snapshot.snapshot_id)
+    assert house.backend.removed == [snapshot.snapshot_id]
+
+
+async def test_snapshots_are_bounded_and_a_sandbox_at_work_has_none() -> None:
+    house = House(limits={"snapshots": 1})
+    made = await house.create("a")
+    await house.manager.snapshot(made.sandbox_id, "k", 10)
+    with pytest.raises(QuotaExhausted, match="snapshots"):
+        await house.manager.snapshot(made.sandbox_id, "l", 10)
+    house.backend.made[0].may_finish.clear()
+    running = asyncio.create_task(house.manager.run(made.sandbox_id, Command(shell="x")))
+    await turn()
+    with pytest.raises(WrongRequest, match="running"):
+        await house.manager.snapshot(made.sandbox_id, "m", 10)
+    house.backend.made[0].may_finish.set()
+    await running
+
+
+def test_a_quota_refuses_what_is_too_much_and_takes_back_what_was_shared() -> None:
+    quota = Quota("spool_bytes", 10, 3.0)
+    with quota.share() as take:
+        take(6)
+        with quota.share() as other:
+            with pytest.raises(QuotaExhausted, match="spool_bytes") as caught:
+                other(5)
+            other(4)
+            assert quota.status().in_use == 10
+        assert quota.left == 4
+    assert (quota.left, caught.value.retry_after_s) == (10, 3.0)

@@ -11,6 +11,7 @@ from sandbox_client.types import (
     SandboxLimits,
     SandboxSpec,
     ServiceStatus,
+    SnapshotInfo,
 )
 from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
 
@@ -21,6 +22,7 @@ from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
         EnvironmentRef(tree_digest="ab", workdir="/testbed", env={"A": "1"}),
         EnvironmentRef(image="python:3.11"),
         EnvironmentRef(template="t"),
+        EnvironmentRef(snapshot="sn-1", env={"A": "1"}),
     ],
 )
 def test_a_specification_survives_the_wire(environment: EnvironmentRef) -> None:
@@ -44,7 +46,7 @@ def test_an_empty_work_folder_means_the_default() -> None:
 
 
 def test_a_command_survives_the_wire() -> None:
-    command = Command("echo", ("a", "b"), "pkg", {"A": "1"}, 2.5, 99, merge_stderr=True)
+    command = Command("echo", ("a", "b"), "pkg", {"A": "1"}, 2.5, 99, True, "agent")
     message = wire.command_to_proto("sb", command)
     assert message.sandbox_id == "sb"
     assert wire.command_from_proto(message) == command
@@ -61,6 +63,8 @@ def test_files_listings_and_status_survive_the_wire() -> None:
     assert wire.file_from_proto(wire.file_to_proto(file)) == file
     info = SandboxInfo("sb", "me", {"k": "v"}, 1.5, 2.5, 3)
     assert wire.info_from_proto(wire.info_to_proto(info)) == info
+    made = SnapshotInfo("sn-1", 2.5, 7, "/w")
+    assert wire.snapshot_from_proto(wire.snapshot_to_proto(made)) == made
     limiters = (LimiterStatus("commands", 8.0, 2.0, 1, 0.5, 0.7),)
     status = ServiceStatus("local", "0.1.0", 3, limiters, ("no cgroups",))
     assert wire.status_from_proto(wire.status_to_proto(status)) == status

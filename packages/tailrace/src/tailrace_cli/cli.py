@@ -33,6 +33,11 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+sandbox = typer.Typer(
+    help="Look at the sandboxes of a running stack, end them, see their limits.",
+    no_args_is_help=True,
+)
+app.add_typer(sandbox, name="sandbox")
 messages = Console(stderr=True)
 
 StackFile = Annotated[Path, typer.Option("--stack", help="Stack file (TOML).")]
@@ -43,6 +48,11 @@ Variables = Annotated[
     list[str] | None,
     typer.Option("--var", help="Variable of the stack file: name=value; repeatable."),
 ]
+Target = Annotated[
+    str | None, typer.Option("--target", help="host:port of one service, instead of the stack's.")
+]
+Owner = Annotated[str, typer.Option(help="Only sandboxes that this owner has created.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", help="Setting of a service: name.dotted.key=value; repeatable."),
@@ -225,6 +235,84 @@ def doctor(
         return 0 if passed(findings) else 1
 
     guarded(work)
+
+
+@sandbox.command("ls")
+def sandbox_ls(
+    stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
+    target: Target = None,
+    owner: Owner = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the living sandboxes: owner, age, what is left of their lease."""
+    from tailrace_cli.sandboxes import Services, as_rows, show_sandboxes, targets
+
+    async def work() -> int:
+        places = targets(load_stack(stack, variables=parse_variables(var or ())), target)
+        async with Services.connected(places, owner) as services:
+            found = await services.sandboxes()
+        if as_json:
+            print(json.dumps(as_rows(found)))
+        else:
+            show_sandboxes(found, Console())
+        return 0
+
+    run(work)
+
+
+@sandbox.command("kill")
+def sandbox_kill(
+    ids: Annotated[list[str] | None, typer.Argument(help="Sandboxes to end.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="End all of them.")] = False,
+    stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
+    target: Target = None,
+    owner: Owner = "",
+    as_json: AsJson = False,
+) -> None:
+    """End sandboxes with all that runs in them; exit code 1 if one was not there."""
+    from tailrace_cli.sandboxes import Services, targets
+
+    if bool(ids) == (every or bool(owner)):
+        fail("name the sandboxes to end, or use --all or --owner NAME; not both", BAD_INPUT)
+
+    async def work() -> int:
+        places = targets(load_stack(stack, variables=parse_variables(var or ())), target)
+        async with Services.connected(places, owner) as services:
+            chosen = ids or [info.sandbox_id for _, info in await services.sandboxes()]
+            ended = await services.kill(chosen)
+        if as_json:
+            print(json.dumps(ended))
+        else:
+            for sandbox_id, existed in ended.items():
+                print(f"{sandbox_id} {'ended' if existed else 'was not there'}")
+        return 0 if all(ended.values()) else 1
+
+    run(work)
+
+
+@sandbox.command("df")
+def sandbox_df(
+    stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
+    target: Target = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how much of every limit is used up: sandboxes, starts, commands, disk space."""
+    from tailrace_cli.sandboxes import Services, as_rows, show_limits, targets
+
+    async def work() -> int:
+        places = targets(load_stack(stack, variables=parse_variables(var or ())), target)
+        async with Services.connected(places) as services:
+            found = await services.limits()
+        if as_json:
+            print(json.dumps(as_rows(found)))
+        else:
+            show_limits(found, Console())
+        return 0
+
+    run(work)
 
 
 @app.command()

@@ -126,15 +126,17 @@ def _single(field: Any, value: Any) -> Any:
 
 def limiters(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of the limiters that a service reports: in use of limit, and who waits."""
-    rows = []
-    for limiter in details.get("limiters", []):
-        name, used, limit = limiter["name"], limiter["in_use"], limiter["limit"]
-        shown = _bytes if name.endswith("_bytes") else "{:g}".format
-        text = f"{shown(used)} of {shown(limit)}" if limit else f"{shown(used)}, no limit"
-        if limiter["waiting"]:
-            text += f", {limiter['waiting']} waiting (median {limiter['wait_p50_s']:.2f} s)"
-        rows.append((name, text))
-    return rows
+    return [(limiter["name"], limiter_text(limiter)) for limiter in details.get("limiters", [])]
+
+
+def limiter_text(limiter: Mapping[str, Any]) -> str:
+    """How much of a limit is in use, and who waits for it."""
+    used, limit = limiter["in_use"], limiter["limit"]
+    shown = _bytes if limiter["name"].endswith("_bytes") else "{:g}".format
+    text = f"{shown(used)} of {shown(limit)}" if limit else f"{shown(used)}, no limit"
+    if limiter["waiting"]:
+        text += f", {limiter['waiting']} waiting (median {limiter['wait_p50_s']:.2f} s)"
+    return text
 
 
 def _bytes(count: float) -> str:

@@ -45,6 +45,14 @@ class BackendSandbox(Protocol):
     async def apply_patch(self, patch: bytes) -> list[str]:
         """Applies a git-format diff to the work folder, all or nothing; returns the paths."""
 
+    async def snapshot(self, snapshot_id: str) -> int:
+        """Keeps its files under this id for `Backend.create`; returns their size in bytes.
+
+        Raises:
+            WrongRequest: this back-end cannot.
+            QuotaExhausted, TooLarge: they do not fit.
+        """
+
     async def destroy(self) -> None:
         """Ends everything in it and frees what it used. Repeatable."""
 
@@ -57,6 +65,8 @@ class Backend(Protocol):
     """A maker of sandboxes."""
 
     name: str
+    idle_bytes: int
+    """Memory that an idle sandbox is counted with in the warm pool."""
 
     async def start(self) -> None:
         """Gets ready; ends what an earlier, killed service left behind.
@@ -80,6 +90,9 @@ class Backend(Protocol):
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> BackendSandbox:
         """Makes a sandbox from a complete specification."""
+
+    async def remove_snapshot(self, snapshot_id: str) -> None:
+        """Removes a snapshot; no sandbox that started from it is left."""
 
     def gauges(self) -> dict[str, tuple[float, float]]:
         """Limiters of the back-end's own: name -> (limit, in use)."""

@@ -47,13 +47,15 @@ class Environment(_message.Message):
     TREE_DIGEST_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
     TEMPLATE_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     WORKDIR_FIELD_NUMBER: _builtins.int
     ENV_FIELD_NUMBER: _builtins.int
     tree_digest: _builtins.str
     image: _builtins.str
     template: _builtins.str
+    snapshot_id: _builtins.str
     workdir: _builtins.str
-    """Where the tree appears and commands start; default /workspace."""
+    """Where the tree appears and commands start; default /workspace. A snapshot keeps its own."""
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     def __init__(
@@ -62,14 +64,15 @@ class Environment(_message.Message):
         tree_digest: _builtins.str = ...,
         image: _builtins.str = ...,
         template: _builtins.str = ...,
+        snapshot_id: _builtins.str = ...,
         workdir: _builtins.str = ...,
         env: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "source", b"source", "template", b"template", "tree_digest", b"tree_digest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "snapshot_id", b"snapshot_id", "source", b"source", "template", b"template", "tree_digest", b"tree_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "image", b"image", "source", b"source", "template", b"template", "tree_digest", b"tree_digest", "workdir", b"workdir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["env", b"env", "image", b"image", "snapshot_id", b"snapshot_id", "source", b"source", "template", b"template", "tree_digest", b"tree_digest", "workdir", b"workdir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["tree_digest", "image", "template"]  # noqa: Y015
+    _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["tree_digest", "image", "template", "snapshot_id"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_source) -> _WhichOneofReturnType_source | None: ...
 
@@ -284,18 +287,22 @@ class RenewLeasesRequest(_message.Message):
 
     SANDBOX_IDS_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_IDS_FIELD_NUMBER: _builtins.int
     lease_s: _builtins.float
     @_builtins.property
     def sandbox_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def snapshot_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
         sandbox_ids: _abc.Iterable[_builtins.str] | None = ...,
         lease_s: _builtins.float = ...,
+        snapshot_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "sandbox_ids", b"sandbox_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "sandbox_ids", b"sandbox_ids", "snapshot_ids", b"snapshot_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -456,6 +463,99 @@ class ListSandboxesResponse(_message.Message):
 Global___ListSandboxesResponse: _TypeAlias = ListSandboxesResponse  # noqa: Y015
 
 @_typing.final
+class SnapshotSandboxRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SANDBOX_ID_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    sandbox_id: _builtins.str
+    idempotency_key: _builtins.str
+    """1 to 255 characters; the same key and sandbox give the same snapshot."""
+    lease_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        sandbox_id: _builtins.str = ...,
+        idempotency_key: _builtins.str = ...,
+        lease_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idempotency_key", b"idempotency_key", "lease_s", b"lease_s", "sandbox_id", b"sandbox_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotSandboxRequest: _TypeAlias = SnapshotSandboxRequest  # noqa: Y015
+
+@_typing.final
+class SnapshotSandboxResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    WORKDIR_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    lease_s: _builtins.float
+    size_bytes: _builtins.int
+    """What it takes up beside the environment that its sandbox started from."""
+    workdir: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        lease_s: _builtins.float = ...,
+        size_bytes: _builtins.int = ...,
+        workdir: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "size_bytes", b"size_bytes", "snapshot_id", b"snapshot_id", "workdir", b"workdir"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotSandboxResponse: _TypeAlias = SnapshotSandboxResponse  # noqa: Y015
+
+@_typing.final
+class DestroySnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DestroySnapshotRequest: _TypeAlias = DestroySnapshotRequest  # noqa: Y015
+
+@_typing.final
+class DestroySnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EXISTED_FIELD_NUMBER: _builtins.int
+    existed: _builtins.bool
+    def __init__(
+        self,
+        *,
+        existed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["existed", b"existed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DestroySnapshotResponse: _TypeAlias = DestroySnapshotResponse  # noqa: Y015
+
+@_typing.final
 class Command(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -487,6 +587,7 @@ class Command(_message.Message):
     TIMEOUT_S_FIELD_NUMBER: _builtins.int
     MAX_OUTPUT_BYTES_FIELD_NUMBER: _builtins.int
     MERGE_STDERR_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
     sandbox_id: _builtins.str
     shell: _builtins.str
     """Given to /bin/sh -c, unless argv is set."""
@@ -496,6 +597,8 @@ class Command(_message.Message):
     """Bytes kept of each stream: half from its head, half from its tail. 0: the service's default."""
     merge_stderr: _builtins.bool
     """stderr goes where stdout goes."""
+    user: _builtins.str
+    """Name or number of the user to run as; empty for the sandbox's own."""
     @_builtins.property
     def argv(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -511,10 +614,11 @@ class Command(_message.Message):
         timeout_s: _builtins.float = ...,
         max_output_bytes: _builtins.int = ...,
         merge_stderr: _builtins.bool = ...,
+        user: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "cwd", b"cwd", "env", b"env", "max_output_bytes", b"max_output_bytes", "merge_stderr", b"merge_stderr", "sandbox_id", b"sandbox_id", "shell", b"shell", "timeout_s", b"timeout_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["argv", b"argv", "cwd", b"cwd", "env", b"env", "max_output_bytes", b"max_output_bytes", "merge_stderr", b"merge_stderr", "sandbox_id", b"sandbox_id", "shell", b"shell", "timeout_s", b"timeout_s", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

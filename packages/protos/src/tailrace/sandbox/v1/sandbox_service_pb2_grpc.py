@@ -65,6 +65,16 @@ class SandboxServiceStub:
                 request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
                 response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
                 _registered_method=True)
+        self.SnapshotSandbox = channel.unary_unary(
+                '/tailrace.sandbox.v1.SandboxService/SnapshotSandbox',
+                request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.SerializeToString,
+                response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.FromString,
+                _registered_method=True)
+        self.DestroySnapshot = channel.unary_unary(
+                '/tailrace.sandbox.v1.SandboxService/DestroySnapshot',
+                request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotRequest.SerializeToString,
+                response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotResponse.FromString,
+                _registered_method=True)
         self.Exec = channel.stream_stream(
                 '/tailrace.sandbox.v1.SandboxService/Exec',
                 request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ExecRequest.SerializeToString,
@@ -154,6 +164,21 @@ class SandboxServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SnapshotSandbox(self, request, context):
+        """Keeps a sandbox's files (not its processes) for others to start from. It has a lease as a
+        sandbox has; it is removed once its lease is over and no sandbox is left that started from it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DestroySnapshot(self, request, context):
+        """Ends a snapshot's lease.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Exec(self, request_iterator, context):
         """Runs one command. Ends with exactly one ExecEnded; heartbeats in between.
         """
@@ -193,7 +218,7 @@ class SandboxServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Diff(self, request, context):
-        """The work folder against its pristine environment, computed outside the sandbox.
+        """The work folder against what it started from, computed outside the sandbox.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -244,6 +269,16 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.ListSandboxes,
                     request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.FromString,
                     response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.SerializeToString,
+            ),
+            'SnapshotSandbox': grpc.unary_unary_rpc_method_handler(
+                    servicer.SnapshotSandbox,
+                    request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.FromString,
+                    response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.SerializeToString,
+            ),
+            'DestroySnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DestroySnapshot,
+                    request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotRequest.FromString,
+                    response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotResponse.SerializeToString,
             ),
             'Exec': grpc.stream_stream_rpc_method_handler(
                     servicer.Exec,
@@ -454,6 +489,60 @@ class SandboxService:
             '/tailrace.sandbox.v1.SandboxService/ListSandboxes',
             tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesRequest.SerializeToString,
             tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.ListSandboxesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SnapshotSandbox(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.sandbox.v1.SandboxService/SnapshotSandbox',
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxRequest.SerializeToString,
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.SnapshotSandboxResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DestroySnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.sandbox.v1.SandboxService/DestroySnapshot',
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotRequest.SerializeToString,
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.DestroySnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

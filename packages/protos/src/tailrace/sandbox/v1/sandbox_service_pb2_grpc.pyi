@@ -41,6 +41,12 @@ class SandboxServiceStub:
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.RenewLeasesRequest, _sandbox_service_pb2.RenewLeasesResponse]
     DestroySandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySandboxRequest, _sandbox_service_pb2.DestroySandboxResponse]
     ListSandboxes: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.ListSandboxesRequest, _sandbox_service_pb2.ListSandboxesResponse]
+    SnapshotSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.SnapshotSandboxRequest, _sandbox_service_pb2.SnapshotSandboxResponse]
+    """Keeps a sandbox's files (not its processes) for others to start from. It has a lease as a
+    sandbox has; it is removed once its lease is over and no sandbox is left that started from it.
+    """
+    DestroySnapshot: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySnapshotRequest, _sandbox_service_pb2.DestroySnapshotResponse]
+    """Ends a snapshot's lease."""
     Exec: _grpc.StreamStreamMultiCallable[_sandbox_service_pb2.ExecRequest, _sandbox_service_pb2.ExecResponse]
     """Runs one command. Ends with exactly one ExecEnded; heartbeats in between."""
     Run: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.RunRequest, _sandbox_service_pb2.RunResponse]
@@ -50,7 +56,7 @@ class SandboxServiceStub:
     UploadTree: _grpc.StreamUnaryMultiCallable[_sandbox_service_pb2.UploadTreeRequest, _sandbox_service_pb2.UploadTreeResponse]
     DownloadTree: _grpc.UnaryStreamMultiCallable[_sandbox_service_pb2.DownloadTreeRequest, _sandbox_service_pb2.DownloadTreeResponse]
     Diff: _grpc.UnaryStreamMultiCallable[_sandbox_service_pb2.DiffRequest, _sandbox_service_pb2.DiffResponse]
-    """The work folder against its pristine environment, computed outside the sandbox."""
+    """The work folder against what it started from, computed outside the sandbox."""
     ApplyPatch: _grpc.StreamUnaryMultiCallable[_sandbox_service_pb2.ApplyPatchRequest, _sandbox_service_pb2.ApplyPatchResponse]
     """Applies a git-format diff to the work folder from outside the sandbox."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetStatusRequest, _sandbox_service_pb2.GetStatusResponse]
@@ -68,6 +74,12 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     RenewLeases: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.RenewLeasesRequest, _sandbox_service_pb2.RenewLeasesResponse]  # type: ignore[assignment]
     DestroySandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySandboxRequest, _sandbox_service_pb2.DestroySandboxResponse]  # type: ignore[assignment]
     ListSandboxes: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.ListSandboxesRequest, _sandbox_service_pb2.ListSandboxesResponse]  # type: ignore[assignment]
+    SnapshotSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.SnapshotSandboxRequest, _sandbox_service_pb2.SnapshotSandboxResponse]  # type: ignore[assignment]
+    """Keeps a sandbox's files (not its processes) for others to start from. It has a lease as a
+    sandbox has; it is removed once its lease is over and no sandbox is left that started from it.
+    """
+    DestroySnapshot: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySnapshotRequest, _sandbox_service_pb2.DestroySnapshotResponse]  # type: ignore[assignment]
+    """Ends a snapshot's lease."""
     Exec: _aio.StreamStreamMultiCallable[_sandbox_service_pb2.ExecRequest, _sandbox_service_pb2.ExecResponse]  # type: ignore[assignment]
     """Runs one command. Ends with exactly one ExecEnded; heartbeats in between."""
     Run: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.RunRequest, _sandbox_service_pb2.RunResponse]  # type: ignore[assignment]
@@ -77,7 +89,7 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     UploadTree: _aio.StreamUnaryMultiCallable[_sandbox_service_pb2.UploadTreeRequest, _sandbox_service_pb2.UploadTreeResponse]  # type: ignore[assignment]
     DownloadTree: _aio.UnaryStreamMultiCallable[_sandbox_service_pb2.DownloadTreeRequest, _sandbox_service_pb2.DownloadTreeResponse]  # type: ignore[assignment]
     Diff: _aio.UnaryStreamMultiCallable[_sandbox_service_pb2.DiffRequest, _sandbox_service_pb2.DiffResponse]  # type: ignore[assignment]
-    """The work folder against its pristine environment, computed outside the sandbox."""
+    """The work folder against what it started from, computed outside the sandbox."""
     ApplyPatch: _aio.StreamUnaryMultiCallable[_sandbox_service_pb2.ApplyPatchRequest, _sandbox_service_pb2.ApplyPatchResponse]  # type: ignore[assignment]
     """Applies a git-format diff to the work folder from outside the sandbox."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.GetStatusRequest, _sandbox_service_pb2.GetStatusResponse]  # type: ignore[assignment]
@@ -130,6 +142,24 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_sandbox_service_pb2.ListSandboxesResponse, _abc.Awaitable[_sandbox_service_pb2.ListSandboxesResponse]]: ...
 
     @_abc_1.abstractmethod
+    def SnapshotSandbox(
+        self,
+        request: _sandbox_service_pb2.SnapshotSandboxRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_service_pb2.SnapshotSandboxResponse, _abc.Awaitable[_sandbox_service_pb2.SnapshotSandboxResponse]]:
+        """Keeps a sandbox's files (not its processes) for others to start from. It has a lease as a
+        sandbox has; it is removed once its lease is over and no sandbox is left that started from it.
+        """
+
+    @_abc_1.abstractmethod
+    def DestroySnapshot(
+        self,
+        request: _sandbox_service_pb2.DestroySnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_service_pb2.DestroySnapshotResponse, _abc.Awaitable[_sandbox_service_pb2.DestroySnapshotResponse]]:
+        """Ends a snapshot's lease."""
+
+    @_abc_1.abstractmethod
     def Exec(
         self,
         request_iterator: _MaybeAsyncIterator[_sandbox_service_pb2.ExecRequest],
@@ -179,7 +209,7 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _sandbox_service_pb2.DiffRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_sandbox_service_pb2.DiffResponse], _abc.AsyncIterator[_sandbox_service_pb2.DiffResponse]]:
-        """The work folder against its pristine environment, computed outside the sandbox."""
+        """The work folder against what it started from, computed outside the sandbox."""
 
     @_abc_1.abstractmethod
     def ApplyPatch(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from service_kit.errors import StartupError
+from service_kit.server import MIB
 
 import sandbox_client
 from sandbox_client.backends.local import host
@@ -31,6 +32,7 @@ from sandbox_client.backends.local.forkserver import (
 )
 from sandbox_client.backends.local.jail import seccomp, wire
 from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
+from sandbox_client.backends.local.layers import Layers, SnapshotLayers
 from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
 from sandbox_client.backends.local.store import EMPTY_DIGEST, EnvironmentStore
 from sandbox_client.config import SandboxServiceConfig
@@ -42,6 +44,7 @@ from sandbox_client.errors import (
     SandboxUnavailable,
     WrongRequest,
 )
+from sandbox_client.limiter import Quota
 from sandbox_client.types import SandboxSpec
 
 __all__ = ["LocalBackend"]
@@ -53,6 +56,7 @@ class LocalBackend:
     """Makes sandboxes through a fork-server; see `Backend`."""
 
     name = "local"
+    idle_bytes = 2 * MIB
 
     def __init__(self, config: SandboxServiceConfig) -> None:
         self._config = config
@@ -65,6 +69,14 @@ class LocalBackend:
             uid=config.local.uid,
             gid=config.local.gid,
             max_bytes=config.limits.environments_bytes,
+        )
+        limits = config.limits
+        self._snapshots = SnapshotLayers(
+            self._state / "environments",
+            uid=config.local.uid,
+            gid=config.local.gid,
+            quota=Quota("snapshots_bytes", limits.snapshots_bytes, limits.retry_after_s),
+            largest_bytes=limits.upload_bytes,
         )
         self._lock: IO[bytes] | None = None
         self._cgroups = CgroupSetup(1, {})
@@ -98,6 +110,7 @@ class LocalBackend:
                 + "; ".join(f"{name}: {why}" for name, why in self._cgroups.problems.items())
             )
         await asyncio.to_thread(self._store.open)
+        await asyncio.to_thread(self._snapshots.open)
         if self._local.compile_shim:
             self._shim = await asyncio.to_thread(compile_shim, self._state, self._python)
         await self._fork_server()
@@ -141,13 +154,22 @@ class LocalBackend:
         return tuple(missing)
 
     def gauges(self) -> dict[str, tuple[float, float]]:
-        """Disk space of stored environments."""
+        """Disk space of stored environments and snapshots."""
+        limits, quota = self._config.limits, self._snapshots.quota
         return {
             "environments_bytes": (
-                float(self._config.limits.environments_bytes),
+                float(limits.environments_bytes),
                 float(self._store.size_bytes),
-            )
+            ),
+            quota.name: (float(quota.limit), float(quota.limit - quota.left)),
         }
+
+    async def remove_snapshot(self, snapshot_id: str) -> None:
+        """Removes a snapshot's layer, and lets its environment go."""
+        layers = self._snapshots.get(snapshot_id)
+        if layers is not None:
+            self._store.let_go(layers.environment)
+            await self._snapshots.remove(snapshot_id)
 
     # -- environments
 
@@ -172,25 +194,30 @@ class LocalBackend:
 
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> LocalSandbox:
         """Makes a sandbox."""
-        digest = self._check(spec)
-        self._store.hold(digest)
+        layers = self._check(spec)
+        self._store.hold(layers.environment)
         try:
             server = await self._fork_server()
-            return await self._create(server, sandbox_id, spec, digest)
+            return await self._create(server, sandbox_id, spec, layers)
         except BaseException:
-            self._store.let_go(digest)
+            self._store.let_go(layers.environment)
             raise
 
     async def _create(
-        self, server: ForkServerProcess, sandbox_id: str, spec: SandboxSpec, digest: str
+        self, server: ForkServerProcess, sandbox_id: str, spec: SandboxSpec, layers: Layers
     ) -> LocalSandbox:
-        limits, workdir = spec.limits, spec.environment.workdir
+        limits, workdir, digest = spec.limits, spec.environment.workdir, layers.environment
         cpus = limits.cpus if limits.cpus < (os.cpu_count() or 1) else 0.0
         try:
             cgroup = self._cgroups.acquire(CgroupLimits(limits.memory_bytes, limits.pids, cpus))
         except OSError as error:
             raise SandboxUnavailable(f"cannot make the sandbox's cgroups: {error}") from error
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        async def keep(snapshot_id: str, upper_fd: int, mounts: Sequence[int]) -> int:
+            size_bytes = await self._snapshots.keep(snapshot_id, upper_fd, mounts, layers)
+            self._store.hold(digest)
+            return size_bytes
 
         async def end() -> None:
             try:
@@ -202,16 +229,19 @@ class LocalBackend:
             sandbox_id,
             workdir,
             self._store.tree(digest),
+            self._local.writable,
             self._environ(spec.environment.env),
+            self._local.user,
             self._local.uid,
             self._local.gid,
             self._config.exec.kill_grace_s,
             self._local.diff_exclude,
         )
-        sandbox = LocalSandbox(settings, ours, cgroup, end)
+        sandbox = LocalSandbox(settings, ours, cgroup, keep, end)
         self._sandboxes[sandbox_id] = sandbox
         request: wire.Message = {
-            "digest": digest,
+            "lower": layers.work,
+            "mounts": {str(number): layers.mount(number) for number in layers.mounts},
             "workdir": workdir,
             "disk_bytes": limits.disk_bytes,
             "inodes": self._config.sandbox.inodes,
@@ -241,7 +271,7 @@ class LocalBackend:
         if not self._cgroups.release(cgroup):
             logger.warning("the cgroup of sandbox %s is still in use", sandbox_id)
 
-    def _check(self, spec: SandboxSpec) -> str:
+    def _check(self, spec: SandboxSpec) -> Layers:
         environment = spec.environment
         if environment.image or environment.template:
             raise WrongRequest(
@@ -259,13 +289,21 @@ class LocalBackend:
         for other in self._local.writable:
             if f"{workdir}/".startswith(f"{other}/") or f"{other}/".startswith(f"{workdir}/"):
                 raise WrongRequest(f"workdir {workdir} overlaps the writable folder {other}")
+        if environment.snapshot:
+            found = self._snapshots.get(environment.snapshot)
+            if found is None:
+                raise EnvironmentUnknown(
+                    f"this host does not hold snapshot {environment.snapshot}",
+                    metadata={"snapshot": environment.snapshot},
+                )
+            return found
         if environment.tree_digest not in self._store:
             raise EnvironmentUnknown(
                 f"this host does not hold environment {environment.tree_digest or '(none)'}; put "
                 "it with PutEnvironment, then create again",
                 metadata={"digest": environment.tree_digest},
             )
-        return environment.tree_digest
+        return Layers(environment.tree_digest)
 
     def _environ(self, added: Mapping[str, str]) -> dict[str, str]:
         return {
@@ -325,6 +363,7 @@ class LocalBackend:
                 "seccomp": local.seccomp,
                 "rehearsal_digest": EMPTY_DIGEST,
                 "rlimits": self._rlimits(),
+                "spares": local.spares,
             },
             "environ": self._environ({}),
             "preload": local.preload,

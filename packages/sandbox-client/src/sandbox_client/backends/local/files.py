@@ -108,6 +108,12 @@ class SandboxFiles:
             with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 self._pack(tar, readable, "", 0)
 
+    def folder_fd(self, path: str) -> int:
+        """Opens a folder that the back-end itself has made, with root's rights."""
+        return kernel.openat2(
+            self._root_fd, path[1:], os.O_RDONLY | os.O_DIRECTORY, resolve=kernel.RESOLVE_IN_ROOT
+        )
+
     # -- the work folder, for patches
 
     def state(self, path: str) -> FileState | None:

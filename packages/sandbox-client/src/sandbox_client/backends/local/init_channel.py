@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from sandbox_client.backends.local.jail import wire
 from sandbox_client.backends.local.packets import PacketSender
+from sandbox_client.backends.running import Ended
 from sandbox_client.errors import SandboxGone, TooLarge
 
 __all__ = ["InitChannel"]
@@ -25,13 +26,14 @@ class InitChannel:
         self._sandbox_id = sandbox_id
         self._new_oom_kills = new_oom_kills
         self._loop = asyncio.get_running_loop()
-        self._ended: dict[int, asyncio.Future[wire.Message]] = {}
+        self._ended: dict[int, asyncio.Future[Ended]] = {}
         self._next_exec = 0
         self._cause = "other"
         self.lost = ""
         """Why the sandbox is not living any more; empty while it is."""
-        self.ready: asyncio.Future[tuple[int, int]] = self._loop.create_future()
-        """Descriptors of the sandbox's root folder and of its overlay's upper layer."""
+        self.ready: asyncio.Future[list[int]] = self._loop.create_future()
+        """Descriptors of the sandbox's root folder and of its overlay's upper layer; for a fork of
+        a snapshot also of all that lies below that layer."""
         # Nobody may be waiting any more when it fails.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         channel.setblocking(False)
@@ -45,8 +47,8 @@ class InitChannel:
         if self.lost:
             raise self._gone()
 
-    def expect_end(self) -> tuple[int, asyncio.Future[wire.Message]]:
-        """A number for a new command, and the message of its end once it comes."""
+    def expect_end(self) -> tuple[int, asyncio.Future[Ended]]:
+        """A number for a new command, and how it ended once it has."""
         self.require_living()
         number = self._next_exec
         self._next_exec += 1
@@ -98,7 +100,7 @@ class InitChannel:
     def _read(self) -> None:
         try:
             while not self.lost:
-                received = wire.receive(self._channel, max_fds=0 if self.ready.done() else 2)
+                received = wire.receive(self._channel, max_fds=0 if self.ready.done() else 3)
                 if received is None:
                     self.lose("its first process ended")
                     return
@@ -110,14 +112,20 @@ class InitChannel:
 
     def _handle(self, message: wire.Message, fds: list[int]) -> None:
         match message["op"]:
-            case "ready" if not self.ready.done() and len(fds) == 2:
-                self.ready.set_result((fds[0], fds[1]))
+            case "ready" if not self.ready.done() and len(fds) in (2, 3):
+                self.ready.set_result(fds)
                 return
             case "failed" if not self.ready.done():
                 self.lose(f"cannot {message['step']}: {message['error']}")
             case "ended":
                 ended = self._ended.get(int(message["exec"]))
                 if ended is not None and not ended.done():
-                    ended.set_result(message)
+                    ended.set_result(
+                        Ended(
+                            int(message["status"]),
+                            float(message["wall_s"]),
+                            float(message["cpu_s"]),
+                        )
+                    )
         for fd in fds:
             os.close(fd)

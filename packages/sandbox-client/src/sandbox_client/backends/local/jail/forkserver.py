@@ -10,6 +10,8 @@ import resource
 import select
 import signal
 import socket
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sandbox_client.backends.local.jail import kernel, template, wire
@@ -22,6 +24,8 @@ __all__ = ["ForkServer", "Settings"]
 
 _NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
 _REHEARSALS = 12
+# Not at once: the sandbox that has just been asked for needs the processors now.
+_SPARE_AFTER_MS = 2
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Settings:
     """A stored environment to practise with."""
     rlimits: tuple[tuple[int, int], ...]
     """(resource, limit) pairs, soft and hard alike."""
+    spares: int
+    """Processes that wait in namespaces of their own for what they are to become."""
 
 
 class ForkServer:
@@ -48,6 +54,8 @@ class ForkServer:
         self._control = control
         self._settings = settings
         self._ids: dict[int, str] = {}
+        self._spares: dict[int, socket.socket] = {}
+        self._refill = settings.spares > 0
         self._own_pid_namespace = -1
         self._filter: Program | None = None
         self._mount_points: set[str] = set()
@@ -73,14 +81,15 @@ class ForkServer:
         """Sets sandboxes up without a process in them, for the reason that `rehearsal` gives."""
         own = [_own_namespace(kind) for kind in ("net", "ipc", "uts", "mnt")]
         message: wire.Message = {
-            "digest": self._settings.rehearsal_digest,
+            "lower": [f"{self._settings.rehearsal_digest}/tree"],
+            "mounts": {},
             "workdir": "/workspace",
             "disk_bytes": 1 << 20,
             "inodes": 256,
         }
         self._make_mount_points("/workspace")
         for _ in range(_REHEARSALS):
-            self._make_namespaces()
+            self._isolate()
             for fd in self._mount(message):
                 os.close(fd)
             for fd in own:
@@ -99,7 +108,8 @@ class ForkServer:
         poll.register(wake_read, select.POLLIN)
         wire.send(self._control, {"op": "serving", "pid": os.getpid()})
         while True:
-            ready = dict(poll.poll())
+            init = None
+            ready = dict(poll.poll(_SPARE_AFTER_MS if self._refill else None))
             if wake_read in ready:
                 os.read(wake_read, 4096)
                 self._reap()
@@ -110,14 +120,18 @@ class ForkServer:
                 message, fds = received
                 if message["op"] == "create":
                     init = self._create(message, fds)
-                    if init is not None:
-                        # In the child: the fork-server's own things end here.
-                        self._control.close()
-                        os.close(wake_read)
-                        os.close(wake_write)
-                        return init.serve()
                 elif message["op"] == "kill":
                     self._kill(str(message["id"]))
+            elif self._refill and not ready:
+                self._refill = False
+                with suppress(OSError):  # the next create will say why
+                    init = self._make_spares()
+            if init is not None:
+                # In the child: the fork-server's own things end here.
+                self._control.close()
+                os.close(wake_read)
+                os.close(wake_write)
+                return init.serve()
 
     def _reap(self) -> None:
         while True:
@@ -127,6 +141,9 @@ class ForkServer:
                 return
             if pid == 0:
                 return
+            spare = self._spares.pop(pid, None)
+            if spare is not None:
+                spare.close()
             sandbox_id = self._ids.pop(pid, None)
             if sandbox_id is not None:
                 wire.send(self._control, {"op": "exited", "id": sandbox_id, "status": status})
@@ -138,29 +155,92 @@ class ForkServer:
                 os.kill(pid, signal.SIGKILL)
 
     def _create(self, message: wire.Message, fds: list[int]) -> Init | None:
+        """Lets a waiting process become a sandbox; returns that, in a process forked for it."""
         sandbox_id = str(message["id"])
+        self._refill = self._settings.spares > 0
         try:
             self._make_mount_points(message["workdir"])
-            kernel.unshare(kernel.CLONE_NEWPID)
-            try:
-                pid = kernel.fork()
-            finally:
-                # In the child this would fail and is not needed: it is in its own namespace.
-                if os.getpid() != 1:
-                    kernel.setns(self._own_pid_namespace)
+            pid = self._give_to_spare(message, fds)
+            if not pid:
+                init = self._make_spares(fds)
+                if init is not None:
+                    return init
+                pid = self._give_to_spare(message, fds)
+            if pid:
+                self._ids[pid] = sandbox_id
+            else:
+                self._refuse(sandbox_id, "the process for it was killed")
         except OSError as error:
-            wire.send(
-                self._control,
-                {"op": "failed", "id": sandbox_id, "error": f"fork: {error.strerror}"},
-            )
-            pid = -1
-        if pid == 0:
-            return self._become_init(message, fds)
+            self._refuse(sandbox_id, error.strerror or str(error))
         for fd in fds:
             os.close(fd)
-        if pid > 0:
-            self._ids[pid] = sandbox_id
         return None
+
+    def _refuse(self, sandbox_id: str, why: str) -> None:
+        wire.send(self._control, {"op": "failed", "id": sandbox_id, "error": f"fork: {why}"})
+
+    def _make_spares(self, not_theirs: Sequence[int] = ()) -> Init | None:
+        """Forks processes that wait for what they are to become, as many as there should be.
+
+        One right after the other: pages that this process writes to between two forks are copied,
+        and each child keeps the old ones. In a child that has become a sandbox's first process it
+        returns that; the descriptors in `not_theirs` are closed there.
+        """
+        for _ in range(max(1, self._settings.spares) - len(self._spares)):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                pid = self._fork()
+            except OSError:
+                ours.close()
+                theirs.close()
+                raise
+            if pid == 0:
+                for spare in (ours, *self._spares.values()):
+                    spare.close()
+                for fd in not_theirs:
+                    os.close(fd)
+                return self._wait_to_become(theirs)
+            theirs.close()
+            self._spares[pid] = ours
+        return None
+
+    def _fork(self) -> int:
+        """Forks the first process of a new pid namespace."""
+        kernel.unshare(kernel.CLONE_NEWPID)
+        pid = -1
+        try:
+            pid = kernel.fork()
+        finally:
+            # In the child this would fail and is not needed: it is in its own namespace.
+            if pid != 0:
+                kernel.setns(self._own_pid_namespace)
+        return pid
+
+    def _wait_to_become(self, fork_server: socket.socket) -> Init:
+        """In a spare: does what is the same for all, then waits for what is not."""
+        problem: OSError | None = None
+        try:
+            self._isolate()
+            self._set_rlimits()
+        except OSError as error:
+            problem = error
+        with fork_server:
+            received = wire.receive(fork_server, max_fds=8)
+        if received is None:
+            os._exit(0)
+        return self._become_init(*received, problem)
+
+    def _give_to_spare(self, message: wire.Message, fds: list[int]) -> int:
+        """Lets a waiting process become this sandbox; its pid, or 0 if none is there."""
+        while self._spares:
+            pid = next(iter(self._spares))
+            with self._spares.pop(pid) as spare:
+                try:
+                    wire.send(spare, message, fds)
+                except OSError:
+                    continue  # it has ended, and will be reaped
+                return pid
+        return 0
 
     def _make_mount_points(self, workdir: str) -> None:
         """The root's file system is shared, so a folder is made once for all sandboxes."""
@@ -169,72 +249,97 @@ class ForkServer:
                 os.makedirs(target, mode=0o755, exist_ok=True)
                 self._mount_points.add(target)
 
-    def _become_init(self, message: wire.Message, fds: list[int]) -> Init:
+    def _become_init(self, message: wire.Message, fds: list[int], problem: OSError | None) -> Init:
+        """Makes this isolated process the first one of a sandbox; `problem` is why it is not."""
         channel = socket.socket(fileno=fds[0])
-        step = "start"
+        step = "isolate"
         try:
+            _raise(problem)
             step = "join cgroups"
             for fd in fds[1:]:
                 os.write(fd, b"0")
                 os.close(fd)
-            step = "make namespaces"
-            self._make_namespaces()
             step = "mount"
-            root_fd, upper_fd = self._mount(message)
+            mounted = self._mount(message)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
             step = "drop privileges"
             os.close(self._own_pid_namespace)
             self._drop_privileges()
             init = Init(channel, self._settings.python_path, oom_fd)
             init.listen()
-            wire.send(channel, {"op": "ready"}, [root_fd, upper_fd])
-            os.close(root_fd)
-            os.close(upper_fd)
+            wire.send(channel, {"op": "ready"}, mounted)
+            for fd in mounted:
+                os.close(fd)
         except BaseException as error:  # the parent only sees an exit status
             wire.send(channel, {"op": "failed", "step": step, "error": str(error) or repr(error)})
             os._exit(1)
         return init
 
-    def _make_namespaces(self) -> None:
+    def _isolate(self) -> None:
+        """Gives this process namespaces of its own, and all mounts that every sandbox has."""
         kernel.unshare(_NAMESPACES)
         kernel.loopback_up()
-
-    def _mount(self, message: wire.Message) -> tuple[int, int]:
-        """Sets up the file systems; returns descriptors of the root and of the overlay's upper."""
-        workdir, staging = str(message["workdir"]), template.STAGING
-        uid, gid = self._settings.uid, self._settings.gid
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        size = f"size={message['disk_bytes']},nr_inodes={message['inodes']},mode=700"
-        kernel.mount("tmpfs", staging, "tmpfs", flags, size)
+        staging, flags = template.STAGING, kernel.MS_NOSUID | kernel.MS_NODEV
+        kernel.mount("tmpfs", staging, "tmpfs", flags, "size=64k,nr_inodes=64,mode=700")
         for name in ("upper", "work", *(f"mount{n}" for n in range(len(self._settings.mounts)))):
             os.mkdir(f"{staging}/{name}", 0o755)
-            os.chown(f"{staging}/{name}", uid, gid)
-        kernel.mount(
-            "overlay",
-            workdir,
-            "overlay",
-            flags,
-            f"lowerdir={template.ENVIRONMENTS}/{message['digest']}/tree,"
-            f"upperdir={staging}/upper,workdir={staging}/work,"
-            "index=off,metacopy=off,redirect_dir=off,xino=off",
-        )
+            os.chown(f"{staging}/{name}", self._settings.uid, self._settings.gid)
         for number, target in enumerate(self._settings.mounts):
             kernel.mount(f"{staging}/mount{number}", target, flags=kernel.MS_BIND)
-        upper_fd = os.open(f"{staging}/upper", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        kernel.umount(staging)
-        kernel.umount(template.ENVIRONMENTS)
         kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
         root = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID
         kernel.mount("none", "/", flags=root)
-        root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return root_fd, upper_fd
 
-    def _drop_privileges(self) -> None:
+    def _mount(self, message: wire.Message) -> list[int]:
+        """Mounts what this sandbox starts from, on an isolated process's file systems.
+
+        Returns:
+            Descriptors of the root, of the overlay's upper layer and, where there are several
+            lower layers, of all those together.
+        """
+        workdir, staging = str(message["workdir"]), template.STAGING
+        lower: list[str] = message["lower"]
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_REMOUNT
+        size = f"size={message['disk_bytes']},nr_inodes={message['inodes']}"
+        kernel.mount("tmpfs", staging, "tmpfs", flags, size)
+        view = []
+        if len(lower) > 1:
+            self._mount_overlay(workdir, lower)
+            view.append(_open_folder(workdir))
+            kernel.umount(workdir)
+        self._mount_overlay(workdir, lower, "upper", "work")
+        for number, content in message["mounts"].items():
+            work = f"work{number}"
+            os.mkdir(f"{staging}/{work}", 0o755)
+            target = self._settings.mounts[int(number)]
+            self._mount_overlay(target, [content], f"mount{number}", work)
+        upper_fd = _open_folder(f"{staging}/upper")
+        kernel.umount(staging)
+        kernel.umount(template.ENVIRONMENTS)
+        root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return [root_fd, upper_fd, *view]
+
+    def _mount_overlay(
+        self, target: str, lower: list[str], upper: str = "", work: str = ""
+    ) -> None:
+        """Mounts stored layers on a folder, to be written to in `upper` if that is given."""
+        layers = ":".join(f"{template.ENVIRONMENTS}/{layer}" for layer in lower)
+        data = f"lowerdir={layers},index=off,metacopy=off,redirect_dir=off,xino=off"
+        flags = kernel.MS_NOSUID | kernel.MS_NODEV
+        if upper:
+            data += f",upperdir={template.STAGING}/{upper},workdir={template.STAGING}/{work}"
+        else:
+            flags |= kernel.MS_RDONLY
+        kernel.mount("overlay", target, "overlay", flags, data)
+
+    def _set_rlimits(self) -> None:
         for kind, limit in self._settings.rlimits:
             _, hard = resource.getrlimit(kind)
             if hard != resource.RLIM_INFINITY:
                 limit = min(limit, hard)
             resource.setrlimit(kind, (limit, limit))
+
+    def _drop_privileges(self) -> None:
         uid, gid = self._settings.uid, self._settings.gid
         os.setgroups([])
         os.setresgid(gid, gid, gid)
@@ -247,8 +352,17 @@ class ForkServer:
             self._filter.install()
 
 
+def _open_folder(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 def _own_namespace(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _raise(problem: OSError | None) -> None:
+    if problem is not None:
+        raise problem
 
 
 def _ignore(number: int, frame: object) -> None:

@@ -23,8 +23,10 @@ class OutputPipe:
     command has ended a background process may hold the other end: what it writes is dropped.
     """
 
-    def __init__(self, max_bytes: int, on_head: Callable[[bytes], None] | None) -> None:
-        self._fd, self._write_fd = os.pipe2(os.O_CLOEXEC)
+    def __init__(
+        self, max_bytes: int, on_head: Callable[[bytes], None] | None, ends: tuple[int, int]
+    ) -> None:
+        self._fd, self._write_fd = ends
         os.set_blocking(self._fd, False)
         self._kept = BoundedOutput(max_bytes)
         self._head: list[bytes] = []

@@ -1,0 +1,98 @@
+"""A small root file system made of this host's own programs: an image without any registry."""
+
+import io
+import os
+import subprocess
+import sys
+import sysconfig
+import tarfile
+from pathlib import Path
+from shutil import which
+from typing import IO
+
+from sandbox_client.backends.local.host import base_python
+
+__all__ = ["write_host_image"]
+
+_PROGRAMS = (
+    "sh bash env "
+    "[ base64 basename cat chgrp chmod chown cksum comm cp cut date dd df dirname du echo expr "
+    "false fold head id install join ln ls mkdir mkfifo mknod mktemp mv nice nl nohup od paste "
+    "printenv printf pwd readlink realpath rm rmdir seq sha256sum shuf sleep sort split stat stty "
+    "sync tac tail tee test timeout touch tr true truncate tty uname uniq unlink wc whoami yes "
+    "awk cmp diff egrep find getopt grep gzip kill mount ps sed setsid tar umount unshare xargs"
+)
+_SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip")
+_FOLDERS = "dev proc sys tmp run root home usr/bin usr/sbin usr/lib usr/lib64 var/tmp opt"
+
+
+def write_host_image(out: IO[bytes], *, user: str = "agent", uid: int = 65534) -> None:
+    """Writes a tar: a shell, the usual tools with their libraries, and Python at /opt/python."""
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for folder in _FOLDERS.split():
+            _add_folder(tar, folder)
+        for name in ("bin", "sbin", "lib", "lib64"):
+            _add_link(tar, name, f"usr/{name}")
+        _add_text(
+            tar,
+            "etc/passwd",
+            f"root:x:0:0:root:/root:/bin/sh\n{user}:x:{uid}:{uid}:{user}:/tmp:/bin/sh\n",
+        )
+        _add_text(tar, "etc/group", f"root:x:0:\n{user}:x:{uid}:\n")
+        binaries = [Path(found) for name in _PROGRAMS.split() if (found := which(name))]
+        for binary in binaries:
+            tar.add(os.path.realpath(binary), f"usr/bin/{binary.name}")
+        binaries += _add_python(tar)
+        for path, library in _libraries(binaries).items():
+            tar.add(os.path.realpath(library), path)
+
+
+def _add_python(tar: tarfile.TarFile) -> list[Path]:
+    """Adds the interpreter and its standard library; returns what needs libraries."""
+    python = base_python()
+    binary = python.executable
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    tar.add(os.path.realpath(binary), f"opt/python/bin/{version}")
+    for name in ("python", "python3"):
+        _add_link(tar, f"opt/python/bin/{name}", version)
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(python.prefix)}))
+
+    def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        parts = info.name.split("/")
+        return None if any(p in _SKIPPED or p.startswith("config-") for p in parts) else info
+
+    tar.add(library, f"opt/python/lib/{version}", filter=wanted)
+    modules = (library / "lib-dynload").glob("*.so")
+    return [Path(os.path.realpath(binary)), *(m for m in modules if "tkinter" not in m.name)]
+
+
+def _libraries(binaries: list[Path]) -> dict[str, str]:
+    """Shared libraries, the loader among them: path in the image -> on this host."""
+    listing = subprocess.run(
+        ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
+    ).stdout
+    words = [word for line in listing.splitlines() if line[:1] == "\t" for word in line.split()]
+    # Each under the path that it is looked for by; /lib leads to /usr/lib.
+    return {
+        f"usr{word}" if word.startswith("/lib") else word[1:]: word
+        for word in words
+        if word.startswith("/")
+    }
+
+
+def _add_folder(tar: tarfile.TarFile, path: str) -> None:
+    info = tarfile.TarInfo(path)
+    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    tar.addfile(info)
+
+
+def _add_link(tar: tarfile.TarFile, path: str, target: str) -> None:
+    info = tarfile.TarInfo(path)
+    info.type, info.linkname = tarfile.SYMTYPE, target
+    tar.addfile(info)
+
+
+def _add_text(tar: tarfile.TarFile, path: str, text: str) -> None:
+    info = tarfile.TarInfo(path)
+    info.size = len(text)
+    tar.addfile(info, io.BytesIO(text.encode()))
