@@ -1,6 +1,9 @@
 """Putting the service together."""
 
+import contextlib
+
 from service_kit.cli import run_until_signal
+from service_kit.errors import StartupError
 from service_kit.server import Server
 from service_kit.telemetry import setup_telemetry
 
@@ -28,8 +31,28 @@ async def serve(config: SandboxServiceConfig) -> None:
         await manager.start()
         try:
             register_gauges(manager)
-            await run_until_signal(server, [manager.reap_forever(), manager.keep_pool_forever()])
+            async with _e2b_api(manager, config):
+                await run_until_signal(
+                    server, [manager.reap_forever(), manager.keep_pool_forever()]
+                )
         finally:
             await manager.stop()
     finally:
         telemetry.shutdown()
+
+
+def _e2b_api(
+    manager: SandboxManager, config: SandboxServiceConfig
+) -> contextlib.AbstractAsyncContextManager[object]:
+    """The E2B-compatible endpoint, where one is asked for."""
+    if not config.e2b_api.bind:
+        return contextlib.nullcontext()
+    try:
+        # An extra: only who serves it has these libraries.
+        from sandbox_client.e2b_api.server import serving_e2b_api
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f"e2b_api.bind is set, but {error.name} is not installed; install "
+            "sandbox-client[e2b-api]"
+        ) from error
+    return serving_e2b_api(manager, config)

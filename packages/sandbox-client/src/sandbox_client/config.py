@@ -10,6 +10,7 @@ from service_kit.server import MIB, ServerConfig
 from service_kit.telemetry import TelemetryConfig
 
 from sandbox_client.core.paths import PathRefusedError, check_mount_point
+from sandbox_client.e2b_api.config import E2BApiConfig
 
 __all__ = [
     "DelayConfig",
@@ -328,6 +329,7 @@ class SandboxServiceConfig(Config):
     limits: LimitsConfig = LimitsConfig()
     pool: PoolConfig = PoolConfig()
     local: LocalConfig = LocalConfig()
+    e2b_api: E2BApiConfig = E2BApiConfig()
 
     faults: FaultConfig = FaultConfig()
     """For tests only."""

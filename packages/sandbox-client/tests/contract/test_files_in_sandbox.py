@@ -269,3 +269,12 @@ async def test_a_patch_does_not_follow_links_out_of_the_work_folder(sandbox: San
 
 async def test_an_empty_patch_is_no_change(sandbox: Sandbox) -> None:
     assert await sandbox.apply_patch(b"") == []
+
+
+async def test_a_tree_too_large_for_memory_comes_out_whole(sandbox: Sandbox) -> None:
+    content = bytes(range(256)) * 12_000
+    await sandbox.write("big/file.bin", content)
+    with tarfile.open(fileobj=io.BytesIO(await sandbox.download("big"))) as tar:
+        packed = tar.extractfile("file.bin")
+        assert packed is not None
+        assert packed.read() == content

@@ -62,7 +62,8 @@ def service_app(
         summary: One line on the service, for `--help`.
 
     Returns:
-        An app with `serve` and `config`; add further commands with `@app.command()`.
+        An app with `serve` and `config`; add further commands with `@app.command()`. A further one
+        named `serve`, over `serve_settings`, takes the place of the plain one.
     """
     app = typer.Typer(
         name=package,
@@ -86,18 +87,7 @@ def service_app(
         log_json: JsonOption = False,
     ) -> None:
         """Serve until SIGTERM or SIGINT, then drain."""
-        with clear_errors():
-            setup_logging(_level(log_level), log_json)
-            settings = _load(package, config_model, config, set_)
-            telemetry = getattr(settings, "telemetry", None)
-            if not isinstance(telemetry, TelemetryConfig):
-                asyncio.run(run(settings))
-                return
-            recording = setup_telemetry(telemetry, package)
-            try:
-                asyncio.run(run(settings))
-            finally:
-                recording.shutdown()
+        serve_settings(package, config_model, run, config, set_, log_level, log_json=log_json)
 
     @app.command("config")
     def show_config(config: ConfigOption = None, set_: SetOption = None) -> None:
@@ -107,6 +97,34 @@ def service_app(
             typer.echo(_config_text(settings, describe_config(config_model)))
 
     return app
+
+
+def serve_settings(
+    package: str,
+    config_model: type[C],
+    run: Callable[[C], Coroutine[Any, Any, None]],
+    config: Path | None,
+    overrides: Sequence[str] | None,
+    log_level: str,
+    *,
+    log_json: bool,
+) -> None:
+    """What `serve` does: sets up logging, loads the settings, runs the service to its end.
+
+    Arguments as for `service_app`, and the values of the command's options.
+    """
+    with clear_errors():
+        setup_logging(_level(log_level), log_json)
+        settings = _load(package, config_model, config, overrides)
+        telemetry = getattr(settings, "telemetry", None)
+        if not isinstance(telemetry, TelemetryConfig):
+            asyncio.run(run(settings))
+            return
+        recording = setup_telemetry(telemetry, package)
+        try:
+            asyncio.run(run(settings))
+        finally:
+            recording.shutdown()
 
 
 def _load(package: str, model: type[C], file: Path | None, overrides: Sequence[str] | None) -> C:

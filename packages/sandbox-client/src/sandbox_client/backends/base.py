@@ -1,5 +1,6 @@
 """What a back-end has to be able to do. The service knows no more about it."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol
@@ -19,6 +20,9 @@ class ExecHooks:
     """Standard input; None for an empty one."""
     killed: Awaitable[None] | None = None
     """When it is done, the command is killed with all that it started."""
+    room: asyncio.Event | None = None
+    """If given, nothing of the output is kept or left out: `on_output` gets every byte, and a
+    command that writes has to wait while the event is unset."""
 
 
 class BackendSandbox(Protocol):

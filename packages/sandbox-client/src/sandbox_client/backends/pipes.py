@@ -19,18 +19,25 @@ _WATCH_AFTER_S = 0.01
 class OutputPipe:
     """The reading end of a command's output.
 
-    It is always drained, so a command never blocks on it; only a bounded part is kept. After the
-    command has ended a background process may hold the other end: what it writes is dropped.
+    It is always drained, so a command never blocks on it; only a bounded part is kept. With `room`
+    it is passed on whole instead, and read only while that is set. After the command has ended a
+    background process may hold the other end: what it writes is dropped.
     """
 
     def __init__(
-        self, max_bytes: int, on_head: Callable[[bytes], None] | None, ends: tuple[int, int]
+        self,
+        max_bytes: int,
+        on_head: Callable[[bytes], None] | None,
+        ends: tuple[int, int],
+        room: asyncio.Event | None = None,
     ) -> None:
         self._fd, self._write_fd = ends
         os.set_blocking(self._fd, False)
         self._kept = BoundedOutput(max_bytes)
         self._head: list[bytes] = []
         self._on_head = on_head
+        self._room = room
+        self._waiting: asyncio.Task[None] | None = None
         self._ended = False
         self._loop = asyncio.get_running_loop()
         self._watched = False
@@ -65,15 +72,25 @@ class OutputPipe:
 
     def finish(self) -> bytes:
         """Takes what the ended command has written; returns the kept output."""
-        while self._read_once():
-            pass
+        # As much as a pipe can hold; without the bound, a background process could keep this going.
+        for _ in range(_READS_A_TURN):
+            if not self._read_once():
+                break
         self._ended = True
+        if self._waiting is not None:
+            # A background process may go on writing; nobody waits for room any more.
+            self._waiting.cancel()
+            self._waiting = None
+            if self._fd >= 0:
+                self._loop.add_reader(self._fd, self._readable)
         return b"".join(self._head) + self._kept.finish()
 
     def close(self) -> None:
         """Stops reading; a process that still writes gets an error."""
         self.close_write()
         self._watch_timer.cancel()
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._fd >= 0:
             if self._watched:
                 self._loop.remove_reader(self._fd)
@@ -83,8 +100,17 @@ class OutputPipe:
     def _readable(self) -> None:
         # A bounded number of reads, so that one flood leaves the others their turn.
         for _ in range(_READS_A_TURN):
+            if self._room is not None and not self._room.is_set() and not self._ended:
+                self._loop.remove_reader(self._fd)
+                self._waiting = self._loop.create_task(self._read_on(self._room))
+                return
             if not self._read_once():
                 return
+
+    async def _read_on(self, room: asyncio.Event) -> None:
+        await room.wait()
+        self._waiting = None
+        self._loop.add_reader(self._fd, self._readable)
 
     def _read_once(self) -> bool:
         if self._fd < 0:
@@ -96,12 +122,14 @@ class OutputPipe:
         if not data:
             self.close()
             return False
-        if not self._ended:
-            head = self._kept.feed(data)
-            if head:
-                self._head.append(head)
-                if self._on_head is not None:
-                    self._on_head(head)
+        if self._ended:
+            return True
+        part = self._kept.feed(data) if self._room is None else data
+        if part:
+            if self._room is None:
+                self._head.append(part)
+            if self._on_head is not None:
+                self._on_head(part)
         return True
 
 

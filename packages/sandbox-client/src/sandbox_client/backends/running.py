@@ -91,7 +91,7 @@ class CommandRunner:
             for name in ("stdout",) if command.merge_stderr else ("stdout", "stderr"):
                 on_head = partial(hooks.on_output, name) if hooks.on_output else None
                 pipes[name] = pipe = OutputPipe(
-                    command.max_output_bytes, on_head, self._host.pipe_ends()
+                    command.max_output_bytes, on_head, self._host.pipe_ends(), hooks.room
                 )
                 stack.callback(self._retire, pipe)
             return await self._run(command, hooks, pipes)

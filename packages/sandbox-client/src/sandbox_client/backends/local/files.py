@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from typing import IO
 
@@ -99,6 +100,8 @@ class SandboxFiles:
 
     def archive(self, path: str, out: IO[bytes]) -> None:
         """Packs a folder into a tar: files, links and folders; other things are left out."""
+        if isinstance(out, tempfile.SpooledTemporaryFile):
+            out.rollover()  # while this is still the service's user: the sandbox's may not make it
         with self._translated(path), self._as_user():
             top = self._open_folder(path, create=False)
             try:

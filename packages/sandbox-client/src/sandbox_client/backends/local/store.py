@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sandbox_client.archives import entry_of
 from sandbox_client.core.paths import PathRefusedError, relative_parts
 from sandbox_client.core.trees import TreeEntry, check_tree, is_digest, tree_digest
 from sandbox_client.errors import TooLarge, WrongRequest
@@ -177,7 +178,7 @@ class EnvironmentStore:
                         f"the environment has over {self._max_bytes} bytes, which is all that the "
                         "store may take (limits.environments_bytes)"
                     )
-                entry = _entry_of(member, path)
+                entry = entry_of(member, path)
                 # Every parent is a folder made here: nothing is ever written through a link.
                 check_tree([*_above(entries, path), entry])
                 if path in entries and (entry.kind, entries[path].kind) != ("dir", "dir"):
@@ -214,19 +215,6 @@ def _above(entries: dict[str, TreeEntry], path: str) -> list[TreeEntry]:
     parts = path.split("/")
     above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
     return [entries[parent] for parent in above if parent in entries]
-
-
-def _entry_of(member: tarfile.TarInfo, path: str) -> TreeEntry:
-    if member.isdir():
-        return TreeEntry(path, "dir")
-    if member.issym():
-        return TreeEntry(path, "link", target=member.linkname)
-    if member.isreg():
-        return TreeEntry(path, "file", executable=bool(member.mode & 0o100), size=member.size)
-    raise PathRefusedError(
-        f"entry {path!r} is neither a file, a folder nor a symbolic link (hard links and devices "
-        "are not part of an environment)"
-    )
 
 
 def _write_file(source: IO[bytes], target: Path, entry: TreeEntry) -> TreeEntry:

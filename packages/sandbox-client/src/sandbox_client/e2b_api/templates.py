@@ -1,0 +1,209 @@
+"""E2B's REST API for templates: requesting, uploading, building, and finding them by name."""
+
+import asyncio
+import io
+import secrets
+from dataclasses import dataclass, field
+from typing import IO
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.e2b_api import messages
+from sandbox_client.e2b_api.builder import BuildError, TemplateBuilder
+from sandbox_client.e2b_api.catalog import EMPTY_TREE, Template
+from sandbox_client.e2b_api.errors import ApiError
+from sandbox_client.e2b_api.http import body_chunks, read_body, reply, spool_body
+from sandbox_client.e2b_api.messages import BuildStart, api_body
+from sandbox_client.e2b_api.rest_views import timestamp
+from sandbox_client.e2b_api.sandboxes import Sandboxes
+from sandbox_client.manager import SandboxManager
+from sandbox_client.types import EnvironmentRef, SandboxLimits
+
+__all__ = ["TemplateApi"]
+
+_MIB = 1 << 20
+_MAX_LOG_LINES = 10_000
+_LOG_PAGE = 100
+
+
+@dataclass
+class _Build:
+    """One build, from its request to its end."""
+
+    wanted: Template
+    status: str = "waiting"
+    files: dict[str, IO[bytes]] = field(default_factory=dict)
+    log: list[dict[str, str]] = field(default_factory=list)
+    size_bytes: int = 0
+    reason: dict[str, str] | None = None
+    task: asyncio.Task[None] | None = None
+
+    def forget_files(self) -> None:
+        for file in self.files.values():
+            file.close()
+        self.files.clear()
+        self.size_bytes = 0
+
+
+class TemplateApi:
+    """The calls on templates."""
+
+    def __init__(
+        self, manager: SandboxManager, sandboxes: Sandboxes, config: SandboxServiceConfig
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._builder = TemplateBuilder(manager, sandboxes, config)
+        self._config = config
+        self._settings = config.e2b_api
+        self._builds: dict[str, _Build] = {}
+        self._links: dict[str, tuple[_Build, str]] = {}
+
+    async def request(self, request: Request) -> Response:
+        """Announces a build."""
+        body = api_body(messages.NewTemplate, await self._body(request))
+        if len(self._builds) >= self._settings.snapshots:
+            self._forget_ended()
+        stem = body.name.partition(":")[0]
+        names = (body.name.removesuffix(":default"), *(f"{stem}:{tag}" for tag in body.tags))
+        limits = SandboxLimits(
+            memory_bytes=(body.memoryMB or 0) * _MIB, cpus=float(body.cpuCount or 0)
+        )
+        template_id = self._sandboxes.catalog.reserve()
+        wanted = Template(template_id, EnvironmentRef(EMPTY_TREE.digest), names, limits)
+        build_id = secrets.token_hex(10)
+        self._builds[build_id] = _Build(wanted)
+        view = {
+            "templateID": template_id,
+            "buildID": build_id,
+            "public": False,
+            "names": list(names),
+            "aliases": list(names),
+            "tags": body.tags or ["default"],
+        }
+        return reply(view, 202)
+
+    async def upload_link(self, request: Request) -> Response:
+        """Where to put the files of one step."""
+        template_id, files_hash = (
+            request.path_params[name] for name in ("template_id", "files_hash")
+        )
+        for build in self._builds.values():
+            if build.wanted.template_id == template_id and build.status == "waiting":
+                token = secrets.token_hex(16)
+                self._links[token] = (build, files_hash)
+                url = str(request.url.replace(path=f"/uploads/{token}", query=""))
+                return reply({"present": files_hash in build.files, "url": url}, 201)
+        raise ApiError(404, f"template {template_id} has no build that waits for files")
+
+    async def upload(self, request: Request) -> Response:
+        """Takes the files of one step."""
+        build, files_hash = self._links.pop(request.path_params["token"], (None, ""))
+        if build is None:
+            raise ApiError(404, "no upload is awaited here")
+        chunks = body_chunks(request, self._settings.upload_bytes, self._settings.idle_timeout_s)
+        file = await spool_body(chunks, self._config.state_dir)
+        if build.status != "waiting" or files_hash in build.files:
+            file.close()
+            return Response(status_code=200)
+        size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+        build.files[files_hash] = file
+        build.size_bytes += size
+        limit = self._config.limits.upload_bytes
+        if sum(waiting.size_bytes for waiting in self._builds.values()) > limit:
+            build.forget_files()
+            raise ApiError(
+                429,
+                f"the files of all waiting builds have over {limit} bytes (limits.upload_bytes); "
+                "start them first",
+            )
+        return Response(status_code=200)
+
+    async def start(self, request: Request) -> Response:
+        """Begins a build."""
+        body = api_body(BuildStart, await self._body(request))
+        build = self._build(request)
+        if build.status != "waiting":
+            raise ApiError(409, f"the build is {build.status} already")
+        build.status = "building"
+        build.task = asyncio.get_running_loop().create_task(self._run(build, body))
+        return Response(status_code=202)
+
+    async def status(self, request: Request) -> Response:
+        """How far a build is, with the next of its log."""
+        build = self._build(request)
+        offset = request.query_params.get("logsOffset", "0")
+        first = int(offset) if offset.isdecimal() else 0
+        entries = build.log[first : first + _LOG_PAGE]
+        view = {
+            "templateID": build.wanted.template_id,
+            "buildID": request.path_params["build_id"],
+            "status": build.status,
+            "logs": [entry["message"] for entry in entries],
+            "logEntries": entries,
+        }
+        return reply(view | ({"reason": build.reason} if build.reason else {}))
+
+    async def alias(self, request: Request) -> Response:
+        """The template of a name."""
+        template = self._sandboxes.catalog.get(request.path_params["name"])
+        return reply({"templateID": template.template_id, "public": False})
+
+    async def delete(self, request: Request) -> Response:
+        """Forgets a built template or a snapshot; sandboxes that started from it live on."""
+        name = request.path_params["template_id"]
+        if not self._sandboxes.catalog.remove(name):
+            raise ApiError(404, f"no template or snapshot '{name}' was made here")
+        return Response(status_code=204)
+
+    async def close(self) -> None:
+        """Gives up what is being built."""
+        tasks = [build.task for build in self._builds.values() if build.task is not None]
+        for task in tasks:
+            task.cancel()
+        # How they end is nobody's concern any more.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for build in self._builds.values():
+            build.forget_files()
+
+    async def _run(self, build: _Build, body: BuildStart) -> None:
+        def log(text: str) -> None:
+            if len(build.log) < _MAX_LOG_LINES:
+                now = timestamp(self._sandboxes.now())
+                build.log.append({"timestamp": now, "level": "info", "message": text})
+
+        try:
+            template = await self._builder.build(build.wanted, body, build.files, log)
+        except BuildError as error:
+            build.reason = {"message": str(error)}
+            if error.step is not None:
+                # The SDK counts from 1.
+                build.reason["step"] = str(error.step + 1)
+            build.status = "error"
+        except BaseException:
+            build.reason = {"message": "the build was given up by a bug of the endpoint"}
+            build.status = "error"
+            raise
+        else:
+            self._sandboxes.catalog.add(template)
+            build.status = "ready"
+        finally:
+            build.forget_files()
+
+    def _build(self, request: Request) -> _Build:
+        build = self._builds.get(request.path_params["build_id"])
+        if build is None or build.wanted.template_id != request.path_params["template_id"]:
+            raise ApiError(404, "no such build")
+        return build
+
+    def _forget_ended(self) -> None:
+        """Makes room: builds that have ended, and those that nobody ever started."""
+        gone = {key for key, build in self._builds.items() if build.status != "building"}
+        for key in gone:
+            self._builds.pop(key).forget_files()
+        self._links = {t: link for t, link in self._links.items() if link[0].status == "waiting"}
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, self._settings.message_bytes, self._settings.idle_timeout_s)
