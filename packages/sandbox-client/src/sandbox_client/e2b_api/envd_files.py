@@ -88,7 +88,7 @@ class FileService:
     async def _unzipped(self, packed: IO[bytes]) -> AsyncIterator[bytes]:
         size, limit = 0, self._settings.upload_bytes
         try:
-            with gzip.GzipFile(fileobj=packed) as source:
+            with gzip.GzipFile(fileobj=packed, mode="rb") as source:
                 while chunk := source.read(_CHUNK_BYTES):
                     size += len(chunk)
                     if size > limit:
