@@ -19,7 +19,16 @@ __all__ = ["make_backend", "serve"]
 
 def make_backend(config: SandboxServiceConfig) -> Backend:
     """The back-end that the configuration names."""
-    return LocalBackend(config)
+    if config.backend == "local":
+        return LocalBackend(config)
+    try:
+        # An extra: only who uses it has the SDK.
+        from sandbox_client.backends.e2b.backend import E2BBackend
+    except ModuleNotFoundError as error:
+        raise StartupError(
+            f'backend = "e2b", but {error.name} is not installed; install sandbox-client[e2b]'
+        ) from error
+    return E2BBackend(config)
 
 
 async def serve(config: SandboxServiceConfig) -> None:

@@ -1,14 +1,16 @@
 """Reading tar archives as trees: what each member is, and the whole's digest. Calls block."""
 
 import hashlib
+import os
 import tarfile
+from pathlib import Path
 from typing import IO
 
 from sandbox_client.core.paths import PathRefusedError, relative_parts
 from sandbox_client.core.trees import TreeEntry, check_tree
 from sandbox_client.errors import TooLarge, WrongRequest
 
-__all__ = ["entry_of", "scan_archive"]
+__all__ = ["entry_of", "scan_archive", "scan_folder"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -38,7 +40,7 @@ def scan_archive(archive: IO[bytes], max_bytes: int) -> dict[str, TreeEntry]:
         WrongRequest: no readable tar, or its members do not form a tree.
         TooLarge: its files have more than `max_bytes`.
     """
-    entries = []
+    entries: list[TreeEntry] = []
     total = 0
     try:
         with tarfile.open(fileobj=archive, mode="r|") as tar:
@@ -65,3 +67,31 @@ def scan_archive(archive: IO[bytes], max_bytes: int) -> dict[str, TreeEntry]:
         raise WrongRequest(f"not a readable tar archive: {error}") from error
     except PathRefusedError as error:
         raise WrongRequest(f"the archive is no tree: {error}") from error
+
+
+def scan_folder(folder: Path) -> dict[str, TreeEntry]:
+    """The tree that a folder holds, by path, every file hashed."""
+    entries: dict[str, TreeEntry] = {}
+    for parent, folders, files in os.walk(folder):
+        base = os.path.relpath(parent, folder)
+        prefix = "" if base == "." else f"{base}/"
+        for name in (*folders, *files):
+            path, full = prefix + name, Path(parent, name)
+            if full.is_symlink():
+                entries[path] = TreeEntry(path, "link", target=str(full.readlink()))
+            elif full.is_dir():
+                entries[path] = TreeEntry(path, "dir")
+            else:
+                found = full.stat()
+                with full.open("rb") as file:
+                    sha256 = _sha256(file)
+                executable = bool(found.st_mode & 0o100)
+                entries[path] = TreeEntry(path, "file", executable, found.st_size, sha256)
+    return entries
+
+
+def _sha256(source: IO[bytes]) -> str:
+    hashed = hashlib.sha256()
+    while chunk := source.read(_CHUNK_BYTES):
+        hashed.update(chunk)
+    return hashed.hexdigest()

@@ -9,6 +9,7 @@ from service_kit.config import Config
 from service_kit.server import MIB, ServerConfig
 from service_kit.telemetry import TelemetryConfig
 
+from sandbox_client.backends.e2b.config import E2BConfig
 from sandbox_client.core.paths import PathRefusedError, check_mount_point
 from sandbox_client.e2b_api.config import E2BApiConfig
 
@@ -316,7 +317,7 @@ class SandboxServiceConfig(Config):
     server: ServerConfig = ServerConfig(bind="127.0.0.1:7101")
     telemetry: TelemetryConfig = TelemetryConfig()
 
-    backend: Literal["local"] = "local"
+    backend: Literal["local", "e2b"] = "local"
     """Where sandboxes run."""
 
     state_dir: Path = Path("~/.local/state/tailrace/sandbox-client")
@@ -329,6 +330,7 @@ class SandboxServiceConfig(Config):
     limits: LimitsConfig = LimitsConfig()
     pool: PoolConfig = PoolConfig()
     local: LocalConfig = LocalConfig()
+    e2b: E2BConfig = E2BConfig()
     e2b_api: E2BApiConfig = E2BApiConfig()
 
     faults: FaultConfig = FaultConfig()

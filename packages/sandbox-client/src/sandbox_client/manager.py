@@ -1,6 +1,7 @@
 """The service behind the contract: leases, limits and defaults over one back-end."""
 
 import asyncio
+import hashlib
 import logging
 import secrets
 import time
@@ -9,7 +10,13 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 import sandbox_client
-from sandbox_client.backends.base import Backend, BackendSandbox, ExecHooks
+from sandbox_client.backends.base import (
+    Backend,
+    BackendSandbox,
+    ExecHooks,
+    Reattaching,
+    Recovered,
+)
 from sandbox_client.checks import check_names, complete_command, complete_lease, complete_spec
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.core.leases import KeyConflictError, LeaseTable
@@ -30,6 +37,7 @@ from sandbox_client.types import (
     Command,
     EnvironmentRef,
     ExecResult,
+    SandboxClaim,
     SandboxInfo,
     SandboxSpec,
     ServiceStatus,
@@ -99,10 +107,33 @@ class SandboxManager:
         self._delays = DelayInjector(config.delay)
 
     async def start(self) -> None:
-        """Starts the back-end."""
+        """Starts the back-end, and takes over what lives there from an earlier run."""
         await self._backend.start()
+        if isinstance(self._backend, Reattaching):
+            for found in await self._backend.reattach():
+                self._adopt(found)
         if self._config.faults.active:
             logger.warning("faults are injected, as this service's configuration asks for")
+
+    def _adopt(self, found: Recovered) -> None:
+        """Gives a sandbox of an earlier run a lease, in which its owner can come back."""
+        claim, now = found.claim, self._clock()
+        try:
+            self._leases.claim(
+                owner=claim.owner,
+                key=claim.key,
+                fingerprint=claim.fingerprint,
+                new_id=found.sandbox_id,
+                now=now,
+                labels=dict(claim.labels),
+            )
+        except KeyConflictError:
+            logger.warning("sandbox %s: another one has its key", found.sandbox_id)
+            return
+        self._leases.grant(found.sandbox_id, lease_s=self._config.lease.default_s, now=now)
+        self._living[found.sandbox_id] = _Living(
+            found.sandbox, f"{claim.owner}/{claim.key}", found.environment
+        )
 
     async def stop(self) -> None:
         """Ends every sandbox and the back-end."""
@@ -145,7 +176,8 @@ class SandboxManager:
         """
         check_names(key, owner, labels or {})
         lease_s = complete_lease(self._config.lease, lease_s)
-        fingerprint = repr((spec, sorted((labels or {}).items())))
+        given = repr((spec, sorted((labels or {}).items())))
+        fingerprint = hashlib.sha256(given.encode()).hexdigest()
         spec = complete_spec(self._config.sandbox, spec)
         try:
             claim = self._leases.claim(
@@ -201,12 +233,20 @@ class SandboxManager:
     async def _start(self, sandbox_id: str, spec: SandboxSpec) -> BackendSandbox:
         try:
             async with self._starts.slot():
-                return await self._backend.create(sandbox_id, spec)
+                return await self._backend.create(sandbox_id, self._claimed(sandbox_id, spec))
         except BaseException:
             self._snapshots.let_go(spec.environment.snapshot)
             raise
         finally:
             self._pool.wake()
+
+    def _claimed(self, sandbox_id: str, spec: SandboxSpec) -> SandboxSpec:
+        """The specification with who asked for it."""
+        record = self._leases.get(sandbox_id)
+        if record is None:
+            return spec
+        claim = SandboxClaim(record.owner, record.key, record.fingerprint, record.labels)
+        return replace(spec, claim=claim)
 
     def _resolved(self, spec: SandboxSpec) -> SandboxSpec:
         """The specification with what its snapshot knows, which is held from now on."""

@@ -12,6 +12,7 @@ __all__ = [
     "ExecResult",
     "FileContent",
     "LimiterStatus",
+    "SandboxClaim",
     "SandboxInfo",
     "SandboxLimits",
     "SandboxSpec",
@@ -53,11 +54,23 @@ class SandboxLimits:
 
 
 @dataclass(frozen=True)
+class SandboxClaim:
+    """Who asked for a sandbox, and how: enough to know the request again."""
+
+    owner: str
+    key: str
+    fingerprint: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class SandboxSpec:
     """All that a back-end has to know to make a sandbox."""
 
     environment: EnvironmentRef
     limits: SandboxLimits = SandboxLimits()
+    claim: SandboxClaim | None = None
+    """For back-ends whose sandboxes outlive the service, to write on them."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import io
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import e2b
 import pytest
@@ -28,11 +28,46 @@ from e2b.exceptions import (
     SandboxNotFoundException,
     SandboxNotRunningException,
 )
-
-from .conftest import API_KEY, Endpoint
+from sandbox_client.testing.backends import BackendUnderTest
+from sandbox_client.testing.e2b_endpoint import API_KEY, RunningEndpoint, serving_endpoint
 
 Behaviour = Callable[[E2B, AsyncSandbox], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
+
+
+@pytest.fixture(scope="session")
+def endpoint(backend: BackendUnderTest) -> Iterator[RunningEndpoint]:
+    """One endpoint for all tests that leave it as they found it."""
+    with serving_endpoint(
+        *backend.settings,
+        *backend.quick,
+        "lease.reap_interval_s=0.1",
+        "lease.max_s=600",
+        "e2b_api.base_images={'python:3.11'='base'}",
+    ) as running:
+        yield running
+
+
+def sdk_of(endpoint: RunningEndpoint, **options: object) -> E2B:
+    """The official SDK, bound to an endpoint; without retries unless asked for."""
+    url = endpoint.url
+    params = {"api_key": API_KEY, "api_url": url, "sandbox_url": url, "retries": 0}
+    return E2B(**{**params, **options})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def sdk(endpoint: RunningEndpoint) -> E2B:
+    return sdk_of(endpoint)
+
+
+@pytest.fixture
+async def box(sdk: E2B) -> AsyncIterator[AsyncSandbox]:
+    """A sandbox of the SDK's."""
+    made = await sdk.AsyncSandbox.create(
+        timeout=120, metadata={"made": "here"}, envs={"TEAM": "e2b"}
+    )
+    yield made
+    await made.kill()
 
 
 def behaviour(check: Behaviour) -> Behaviour:
@@ -85,16 +120,21 @@ async def the_user_is_checked(sdk: E2B, box: AsyncSandbox) -> None:
 @behaviour
 async def callbacks_get_output_while_the_command_runs(sdk: E2B, box: AsyncSandbox) -> None:
     seen: list[str] = []
+    began = asyncio.Event()
+
+    def take(text: str) -> None:
+        seen.append(f"out {text}")
+        began.set()
+
     handle = await box.commands.run(
         "echo one; read x; echo two $x >&2",
         background=True,
         stdin=True,
-        on_stdout=lambda text: seen.append(f"out {text}"),
+        on_stdout=take,
         on_stderr=lambda text: seen.append(f"err {text}"),
     )
     # The command cannot go on before its first line has been seen here.
-    while not seen:
-        await asyncio.sleep(0.01)
+    await began.wait()
     await handle.send_stdin("go\n")
     await handle.wait()
     assert seen == ["out one\n", "err two go\n"]
@@ -184,9 +224,7 @@ async def a_command_outlives_its_reader_and_can_be_joined_again(
 
 
 @behaviour
-async def a_slow_reader_holds_the_command_up_and_loses_nothing(
-    sdk: E2B, box: AsyncSandbox
-) -> None:
+async def a_slow_reader_holds_the_command_up_and_loses_nothing(sdk: E2B, box: AsyncSandbox) -> None:
     size = 0
 
     async def slowly(text: str) -> None:
@@ -440,9 +478,7 @@ async def killing_works_once(sdk: E2B, box: AsyncSandbox) -> None:
 
 
 @behaviour
-async def killing_ends_a_running_command_with_the_right_error(
-    sdk: E2B, box: AsyncSandbox
-) -> None:
+async def killing_ends_a_running_command_with_the_right_error(sdk: E2B, box: AsyncSandbox) -> None:
     handle = await box.commands.run("sleep 831", background=True, timeout=0)
     await box.kill()
     with pytest.raises(SandboxNotRunningException):
@@ -488,7 +524,7 @@ async def a_snapshot_is_something_to_start_from(sdk: E2B, box: AsyncSandbox) -> 
     assert (await other.commands.run("cat repo/state; test -x repo/state")).stdout == "prepared\n"
     named = await sdk.AsyncSandbox.create("prepared", timeout=60)
     assert await named.files.read("repo/state") == "prepared\n"
-    (listed,) = await box.list_snapshots().next_items()
+    (listed,) = await sdk.AsyncSandbox.list_snapshots(box.sandbox_id).next_items()
     assert (listed.snapshot_id, listed.names) == (snapshot.snapshot_id, ["prepared"])
     for sandbox in (other, named):
         await sandbox.kill()
@@ -568,21 +604,22 @@ async def test_the_sdk_finds(name: str, sdk: E2B, box: AsyncSandbox) -> None:
 
 
 async def test_a_full_service_is_a_rate_limit_with_a_time_to_wait(
-    start_endpoint_with: Callable[..., Endpoint],
+    backend: BackendUnderTest,
 ) -> None:
-    endpoint = start_endpoint_with("limits.sandboxes=1", "limits.retry_after_s=0.1")
-    only = await endpoint.sdk().AsyncSandbox.create()
-    with pytest.raises(RateLimitException, match=r"limits\.sandboxes"):
-        await endpoint.sdk().AsyncSandbox.create()
-    # With its retries on, the SDK waits as it is told, and gets in.
-    waiting = asyncio.create_task(endpoint.sdk(retries=3).AsyncSandbox.create())
-    await asyncio.sleep(0.2)
-    await only.kill()
-    assert await (await waiting).is_running()
+    settings = (*backend.settings, *backend.quick)
+    with serving_endpoint(*settings, "limits.sandboxes=1", "limits.retry_after_s=0.1") as full:
+        only = await sdk_of(full).AsyncSandbox.create()
+        with pytest.raises(RateLimitException, match=r"limits\.sandboxes"):
+            await sdk_of(full).AsyncSandbox.create()
+        # With its retries on, the SDK waits as it is told, and gets in.
+        waiting = asyncio.create_task(sdk_of(full, retries=3).AsyncSandbox.create())
+        await asyncio.sleep(0.2)
+        await only.kill()
+        assert await (await waiting).is_running()
 
 
-async def test_a_wrong_key_opens_nothing(endpoint: Endpoint, box: AsyncSandbox) -> None:
-    stranger = endpoint.sdk(api_key="wrong")
+async def test_a_wrong_key_opens_nothing(endpoint: RunningEndpoint, box: AsyncSandbox) -> None:
+    stranger = sdk_of(endpoint, api_key="wrong")
     for call in (
         stranger.AsyncSandbox.create(),
         stranger.AsyncSandbox.connect(box.sandbox_id),
@@ -607,6 +644,7 @@ async def test_one_sandboxs_token_does_not_open_another(sdk: E2B, box: AsyncSand
         sandbox_domain=None,
         envd_version=other._envd_version,
         envd_access_token="stolen",
+        traffic_access_token=None,
         connection_config=config,
     )
     with pytest.raises(AuthenticationException):
@@ -625,7 +663,7 @@ with Sandbox.create() as sandbox:
 """
 
 
-def test_a_program_is_pointed_here_by_its_environment_alone(endpoint: Endpoint) -> None:
+def test_a_program_is_pointed_here_by_its_environment_alone(endpoint: RunningEndpoint) -> None:
     environ = {
         "E2B_API_URL": endpoint.url,
         "E2B_SANDBOX_URL": endpoint.url,

@@ -3,11 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
-from sandbox_client.types import Command, ExecResult, FileContent, SandboxSpec
+from sandbox_client.types import (
+    Command,
+    EnvironmentRef,
+    ExecResult,
+    FileContent,
+    SandboxClaim,
+    SandboxSpec,
+)
 
-__all__ = ["Backend", "BackendSandbox", "ExecHooks"]
+__all__ = ["Backend", "BackendSandbox", "ExecHooks", "Reattaching", "Recovered"]
 
 
 @dataclass(frozen=True)
@@ -100,3 +107,21 @@ class Backend(Protocol):
 
     def gauges(self) -> dict[str, tuple[float, float]]:
         """Limiters of the back-end's own: name -> (limit, in use)."""
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A sandbox that an earlier run of the service made and that still lives."""
+
+    sandbox_id: str
+    claim: SandboxClaim
+    environment: EnvironmentRef
+    sandbox: BackendSandbox
+
+
+@runtime_checkable
+class Reattaching(Protocol):
+    """A back-end whose sandboxes can outlive the service."""
+
+    async def reattach(self) -> Sequence[Recovered]:
+        """Takes over what an earlier run left; called once, after `start`."""

@@ -13,7 +13,7 @@ from sandbox_client.backends.base import ExecHooks
 from sandbox_client.backends.pipes import OutputPipe, feed_stdin
 from sandbox_client.types import Command, ExecResult
 
-__all__ = ["CommandHost", "CommandRunner", "Ended", "Started"]
+__all__ = ["CommandHost", "CommandRunner", "Ended", "Started", "own"]
 
 _MAX_BACKGROUND_PIPES = 64
 
@@ -113,9 +113,9 @@ class CommandRunner:
         try:
             async with contextlib.AsyncExitStack() as helpers:
                 if started.stdin_fd >= 0 and hooks.stdin is not None:
-                    _own(helpers, feed_stdin(started.stdin_fd, hooks.stdin))
+                    own(helpers, feed_stdin(started.stdin_fd, hooks.stdin))
                 if hooks.killed is not None:
-                    _own(helpers, _when(hooks.killed, lambda: self._kill(started)))
+                    own(helpers, _when(hooks.killed, lambda: self._kill(started)))
                 outcome = await ended
             return self._result(command, outcome, pipes, overdue=overdue)
         finally:
@@ -183,7 +183,7 @@ async def _when(event: Awaitable[None], act: Callable[[], None]) -> None:
     act()
 
 
-def _own(helpers: contextlib.AsyncExitStack, work: Awaitable[None]) -> None:
+def own(helpers: contextlib.AsyncExitStack, work: Awaitable[None]) -> None:
     """Runs something beside a command; it ends with the command."""
     task = asyncio.ensure_future(work)
 

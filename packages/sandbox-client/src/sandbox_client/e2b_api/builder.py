@@ -218,7 +218,9 @@ def _workdir(base: Template, steps: list[BuildStep]) -> str:
 async def _unzipped(archive: IO[bytes]) -> AsyncIterator[bytes]:
     packed = archive.read(2) == b"\x1f\x8b"
     archive.seek(0)
-    source: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=archive, mode="rb") if packed else archive
+    source: IO[bytes] | gzip.GzipFile = (
+        gzip.GzipFile(fileobj=archive, mode="rb") if packed else archive
+    )
     try:
         while chunk := source.read(_CHUNK_BYTES):
             yield chunk

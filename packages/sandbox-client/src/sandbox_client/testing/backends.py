@@ -5,6 +5,7 @@ with the reason, where it cannot run.
 """
 
 import contextlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from sandbox_client.backends.local.host import isolation_problems
+from sandbox_client.testing.e2b_endpoint import API_KEY, serving_endpoint, tagged_sandboxes
 from sandbox_client.testing.service import RunningService
 
 __all__ = ["BACKENDS", "BackendUnderTest"]
@@ -67,6 +69,35 @@ def _local_cgroups(state_dir: Path) -> list[str]:
     return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/tailrace/{name}/slot*")]
 
 
+_e2b_url: list[str] = []
+"""Where the endpoint of the tests is, while it runs."""
+
+
+@contextlib.contextmanager
+def _e2b_endpoint() -> Iterator[tuple[str, ...]]:
+    """The official SDK against this package's own endpoint over `local`: no cloud, no key."""
+    local = BACKENDS["local"]
+    with serving_endpoint(*local.quick, "backend=local", "limits.commands=512") as endpoint:
+        _e2b_url.append(endpoint.url)
+        yield (
+            f"e2b.api_url={endpoint.url}",
+            f"e2b.sandbox_url={endpoint.url}",
+            f"e2b.api_key={API_KEY}",
+        )
+        _e2b_url.clear()
+
+
+def _e2b_missing() -> str:
+    if importlib.util.find_spec("e2b") is None:
+        return "the extra e2b is not installed"
+    return _local_missing()
+
+
+def _e2b_leftovers(state_dir: Path) -> list[str]:
+    """The sandboxes at the endpoint that carry the service's tag."""
+    return tagged_sandboxes(_e2b_url[0], (state_dir / "e2b" / "service-id").read_text())
+
+
 BACKENDS: Mapping[str, BackendUnderTest] = {
     backend.name: backend
     for backend in (
@@ -76,6 +107,15 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
             leftovers=_local_cgroups,
             # Compiling the stand-in for python takes a while.
             quick=("local.compile_shim=false",),
+        ),
+        BackendUnderTest(
+            name="e2b",
+            missing=_e2b_missing,
+            leftovers=_e2b_leftovers,
+            needs=_e2b_endpoint,
+            # The endpoint's sandboxes have one user, and these tests expect a clean start.
+            settings=("e2b.admin_user=user", "e2b.reattach=false"),
+            many=16,
         ),
     )
 }
