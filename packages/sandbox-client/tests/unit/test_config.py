@@ -26,6 +26,12 @@ def test_the_defaults_are_valid_and_safe() -> None:
         {"faults": {"create_rate": 1.5}},
         {"exec": {"max_output_bytes": 10_000, "output_bytes_limit": 100}},
         {"limits": {"sandboxes": 0}},
+        {"e2b_api": {"bind": "0.0.0.0:7102"}},
+        {"e2b_api": {"bind": "0.0.0.0:7102", "api_key": "k" * 32}},
+        {"e2b_api": {"bind": "0.0.0.0:7102", "tls_certificate": "c", "tls_key": "k"}},
+        {"e2b_api": {"bind": "no port"}},
+        {"e2b_api": {"templates": {"x": {"image": "a", "tree_digest": "b"}}}},
+        {"e2b": {"api_key": "k", "api_key_file": "f"}},
         {"unknown": 1},
     ],
 )
@@ -37,6 +43,11 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object]) ->
 def test_the_state_folder_may_be_in_a_home() -> None:
     config = SandboxServiceConfig.model_validate({"state_dir": "~/x"})
     assert config.state_dir == Path.home() / "x"
+
+
+def test_an_e2b_endpoint_may_be_public_with_a_key_and_tls() -> None:
+    settings = {"bind": "0.0.0.0:7102", "api_key": "k", "tls_certificate": "c", "tls_key": "k"}
+    assert SandboxServiceConfig.model_validate({"e2b_api": settings}).e2b_api.bind == "0.0.0.0:7102"
 
 
 def test_every_setting_is_documented() -> None:

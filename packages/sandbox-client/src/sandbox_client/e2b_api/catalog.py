@@ -113,4 +113,10 @@ def _environment(template: E2BTemplateConfig) -> EnvironmentRef:
     tree = template.tree_digest
     if not (tree or template.image or template.template):
         tree = EMPTY_TREE.digest
-    return EnvironmentRef(tree, template.image, template.template, template.workdir, template.env)
+    return EnvironmentRef(
+        tree_digest=tree,
+        image=template.image,
+        template=template.template,
+        workdir=template.workdir,
+        env=template.env,
+    )

@@ -47,7 +47,7 @@ class ProcessService:
             raise EnvdError("unimplemented", "this endpoint has no pseudo-terminals")
         sandbox = guest.sandbox
         cwd = guest.resolve(body.process.cwd)
-        if body.process.cwd:
+        if cwd not in ("/", sandbox.workdir):
             found = await guest.run("test", "-d", cwd)
             if found.exit_code:
                 raise EnvdError("invalid_argument", f"cwd '{cwd}' does not exist")

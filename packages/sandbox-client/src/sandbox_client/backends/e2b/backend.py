@@ -1,34 +1,33 @@
 """Back-end `e2b`: sandboxes made by E2B's official SDK."""
 
 import asyncio
-import hashlib
 import logging
 import os
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from e2b import E2B, AsyncSandbox, SandboxQuery
-from service_kit.auth import read_token
-from service_kit.errors import StartupError
+from e2b import AsyncSandbox
 
 from sandbox_client.backends.base import Recovered
 from sandbox_client.backends.e2b.errors import sdk_errors
 from sandbox_client.backends.e2b.guest import Guest
 from sandbox_client.backends.e2b.pacing import CreatePacer
 from sandbox_client.backends.e2b.recipe import DOCKERFILE, Recipe, template_size
+from sandbox_client.backends.e2b.remote import RemoteSandboxes, e2b_client
 from sandbox_client.backends.e2b.sandbox import E2BSandbox
-from sandbox_client.backends.e2b.tags import SANDBOX_TAG, SERVICE_TAG, Tags
+from sandbox_client.backends.e2b.snapshots import SnapshotShelf
+from sandbox_client.backends.e2b.tags import SERVICE_TAG, Tags
 from sandbox_client.backends.e2b.templates import TemplateShelf
 from sandbox_client.backends.e2b.trees import TreeShelf
 from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
 from sandbox_client.backends.local.store import EnvironmentStore
 from sandbox_client.backends.setup import check_workdir, require_environment, take_lock
 from sandbox_client.config import SandboxServiceConfig
-from sandbox_client.errors import QuotaExhausted, SandboxGone, SandboxUnavailable, ServiceError
+from sandbox_client.errors import QuotaExhausted, SandboxGone, ServiceError
 from sandbox_client.types import EnvironmentRef, SandboxLimits, SandboxSpec
 
 __all__ = ["E2BBackend"]
@@ -44,6 +43,8 @@ class E2BBackend:
     """Makes sandboxes at E2B; see `Backend`."""
 
     name = "e2b"
+    idle_bytes = 0
+    """An idle sandbox takes no memory of this host."""
 
     def __init__(
         self, config: SandboxServiceConfig, *, clock: Callable[[], float] = time.monotonic
@@ -53,8 +54,10 @@ class E2BBackend:
         self._clock = clock
         self._state = config.state_dir
         self._scratch = self._state / "e2b"
-        self._client = _client(config)
-        self._shelf = TemplateShelf(self._client, self._settings, self._scratch)
+        client = e2b_client(self._settings)
+        self._remote = RemoteSandboxes(client, self._settings)
+        self._templates = TemplateShelf(client, self._settings, self._scratch)
+        self._snapshots = SnapshotShelf(client, self._settings)
         store = EnvironmentStore(
             self._state / "environments",
             uid=os.getuid(),
@@ -72,7 +75,6 @@ class E2BBackend:
         self._lock: IO[bytes] | None = None
         self._sandboxes: dict[str, E2BSandbox] = {}
         self._before: dict[tuple[str, str], str] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # -- life of the back-end
 
@@ -83,20 +85,16 @@ class E2BBackend:
         self._service_id = _lasting_id(self._scratch / "service-id")
         await asyncio.to_thread(self._trees.store.open)
         if not self._settings.reattach:
-            left = await self._remote_ids({SERVICE_TAG: self._service_id})
-            if left:
-                logger.warning("ending %d sandboxes that an earlier run left", len(left))
-            await self._at_most(_CALLS_AT_ONCE, [self._kill(remote_id) for remote_id in left])
-        self._own(self._keep_alive_forever())
+            await self._remote.end_tagged(SERVICE_TAG, self._service_id)
+        await self._snapshots.open(self._service_id)
+        self._remote.own(self._keep_alive_forever())
 
     async def stop(self) -> None:
         """Ends every sandbox."""
-        living = list(self._sandboxes.values())
-        await self._at_most(_CALLS_AT_ONCE, [sandbox.destroy() for sandbox in living])
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._shelf.close()
+        await self._remote.each([sandbox.destroy() for sandbox in self._sandboxes.values()])
+        await self._remote.close()
+        await self._snapshots.close()
+        await self._templates.close()
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -110,22 +108,18 @@ class E2BBackend:
         async def take(remote_id: str, metadata: dict[str, str]) -> None:
             tags = Tags.read(metadata)
             if tags is None or tags.claim is None:
-                await self._kill(remote_id)
+                await self._remote.kill(remote_id)
                 return
             try:
-                with sdk_errors(f"connecting to sandbox {remote_id}"):
-                    remote = await self._client.AsyncSandbox.connect(
-                        remote_id, timeout=self._settings.sandbox_timeout_s
-                    )
-                sandbox = await self._finish(remote, tags)
+                sandbox = await self._finish(await self._remote.connect(remote_id), tags)
             except ServiceError as error:
                 logger.warning("sandbox %s of an earlier run is lost: %s", remote_id, error)
-                await self._kill(remote_id)
+                await self._remote.kill(remote_id)
                 return
             found.append(Recovered(tags.sandbox_id, tags.claim, tags.environment, sandbox))
 
-        listed = await self._remote({SERVICE_TAG: self._service_id})
-        await self._at_most(_CALLS_AT_ONCE, [take(*one) for one in listed])
+        listed = await self._remote.listed({SERVICE_TAG: self._service_id})
+        await self._remote.each(take(*one) for one in listed)
         if found:
             logger.info("took over %d sandboxes of an earlier run", len(found))
         return found
@@ -140,7 +134,7 @@ class E2BBackend:
 
     def gauges(self) -> dict[str, tuple[float, float]]:
         """Stored trees, builds and creates."""
-        builds, store = self._shelf.status(), self._trees.store
+        builds, store = self._templates.status(), self._trees.store
         limit = float(self._config.limits.environments_bytes)
         return {
             "environments_bytes": (limit, float(store.size_bytes)),
@@ -184,17 +178,27 @@ class E2BBackend:
                 "E2B's own rate limit is used up",
                 retry_after_s=wait_s,
             )
-        remote = await self._create_remote(template, tags, network=spec.limits.network)
+        try:
+            remote = await self._remote.create(template, tags, network=spec.limits.network)
+        except QuotaExhausted as error:
+            error.retry_after_s = self._pacer.refused(self._clock())
+            raise
         try:
             return await self._finish(remote, tags)
         except BaseException:
-            self._own(self._kill(remote.sandbox_id))
+            self._remote.own(self._remote.kill(remote.sandbox_id))
             raise
+
+    async def remove_snapshot(self, snapshot_id: str) -> None:
+        """Removes a snapshot of `E2BSandbox.snapshot`."""
+        await self._snapshots.remove(snapshot_id)
 
     async def _template(
         self, environment: EnvironmentRef, limits: SandboxLimits
     ) -> tuple[str, str]:
         """The template to start from, and the digest of the tree that is in its work folder."""
+        if environment.snapshot:
+            return self._snapshots.template(environment.snapshot), ""
         if environment.template:
             return environment.template, ""
         settings = self._settings
@@ -221,58 +225,14 @@ class E2BBackend:
             memory_mb=memory_mb,
         )
         if not environment.tree_digest:
-            return await self._shelf.name_of(recipe, None), ""
+            return await self._templates.name_of(recipe, None), ""
         with self._trees.store.reserve(environment.tree_digest):
-            name = await self._shelf.name_of(recipe, context)
+            name = await self._templates.name_of(recipe, context)
         return name, "" if dockerfile else environment.tree_digest
 
     @property
     def _folders(self) -> tuple[str, ...]:
         return tuple(path for path in self._settings.writable if path != _TMP)
-
-    async def _create_remote(self, template: str, tags: Tags, *, network: bool) -> AsyncSandbox:
-        """Asks for one sandbox, and makes sure that it is one: E2B may have made it unheard."""
-        name = f"{tags.service}/{tags.sandbox_id}".encode()
-        key = f"tailrace-{hashlib.sha256(name).hexdigest()[:40]}"
-
-        async def ask() -> AsyncSandbox:
-            with sdk_errors("making a sandbox", retry_after_s=self._settings.retry_after_s):
-                return await self._client.AsyncSandbox.create(
-                    template,
-                    timeout=self._settings.sandbox_timeout_s,
-                    metadata=tags.metadata(),
-                    allow_internet_access=network,
-                    idempotency_key=key,
-                )
-
-        try:
-            try:
-                return await ask()
-            except SandboxUnavailable as error:
-                if not error.retryable:
-                    raise
-                made = await self._find(tags.sandbox_id)
-                return made if made is not None else await ask()
-        except QuotaExhausted as error:
-            error.retry_after_s = self._pacer.refused(self._clock())
-            raise
-        except BaseException:
-            # Nobody will ask for it: the caller has gone away, or is told that there is none.
-            self._own(self._end_by_tag(tags.sandbox_id))
-            raise
-
-    async def _find(self, sandbox_id: str) -> AsyncSandbox | None:
-        """The sandbox with this tag, if E2B has made it."""
-        for remote_id in await self._remote_ids({SANDBOX_TAG: sandbox_id}):
-            with sdk_errors(f"connecting to sandbox {remote_id}"):
-                return await self._client.AsyncSandbox.connect(
-                    remote_id, timeout=self._settings.sandbox_timeout_s
-                )
-        return None
-
-    async def _end_by_tag(self, sandbox_id: str) -> None:
-        for remote_id in await self._remote_ids({SANDBOX_TAG: sandbox_id}):
-            await self._kill(remote_id)
 
     async def _finish(self, remote: AsyncSandbox, tags: Tags) -> E2BSandbox:
         """The sandbox as callers have it, once the tree to compare with is here."""
@@ -295,6 +255,7 @@ class E2BBackend:
             kill_grace_s=self._config.exec.kill_grace_s,
             limit_bytes=limit_bytes,
             before=before,
+            snapshots=self._snapshots,
             forget=forget,
         )
         self._sandboxes[tags.sandbox_id] = sandbox
@@ -338,74 +299,7 @@ class E2BBackend:
         while True:
             await asyncio.sleep(timeout_s / 3)
             living = [sandbox for sandbox in self._sandboxes.values() if not sandbox.lost]
-            await self._at_most(_CALLS_AT_ONCE, [renew(sandbox) for sandbox in living])
-
-    async def _kill(self, remote_id: str) -> None:
-        try:
-            with sdk_errors(f"ending sandbox {remote_id}"):
-                await self._client.AsyncSandbox.kill(remote_id)
-        except ServiceError as error:
-            # E2B ends it by itself after e2b.sandbox_timeout_s.
-            logger.warning("%s", error)
-
-    async def _remote(self, metadata: dict[str, str]) -> list[tuple[str, dict[str, str]]]:
-        """Ids and metadata of the sandboxes at E2B that carry these tags."""
-        found: list[tuple[str, dict[str, str]]] = []
-        pages = self._client.AsyncSandbox.list(query=SandboxQuery(metadata=metadata))
-        with sdk_errors("listing sandboxes"):
-            while pages.has_next:
-                found += [(i.sandbox_id, dict(i.metadata)) for i in await pages.next_items()]
-        return found
-
-    async def _remote_ids(self, metadata: dict[str, str]) -> list[str]:
-        return [remote_id for remote_id, _ in await self._remote(metadata)]
-
-    async def _at_most(self, count: int, work: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Runs all of the work, so many at once; failures are logged and hold nothing up."""
-        slots = asyncio.Semaphore(count)
-
-        async def one(coroutine: Coroutine[Any, Any, None]) -> None:
-            async with slots:
-                await coroutine
-
-        outcomes = await asyncio.gather(*map(one, work), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, Exception):
-                logger.warning("at E2B: %s", outcome)
-
-    def _own(self, work: Coroutine[Any, Any, None]) -> None:
-        """Starts work that ends with the back-end at the latest."""
-
-        async def logged() -> None:
-            try:
-                await work
-            except ServiceError as error:
-                logger.warning("at E2B: %s", error)
-
-        task = asyncio.get_running_loop().create_task(logged())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _client(config: SandboxServiceConfig) -> E2B:
-    settings = config.e2b
-    if settings.api_key is not None or settings.api_key_file is not None:
-        key = read_token(settings.api_key, settings.api_key_file)
-    else:
-        key = os.environ.get("E2B_API_KEY")
-    if not key:
-        raise StartupError(
-            "back-end `e2b` needs a key: set e2b.api_key_file, or the variable E2B_API_KEY"
-        )
-    params: dict[str, object] = {
-        "api_key": key,
-        "retries": settings.retries,
-        "request_timeout": settings.request_timeout_s,
-    }
-    for name in ("domain", "api_url", "sandbox_url"):
-        if value := getattr(settings, name):
-            params[name] = value
-    return E2B(**params)  # type: ignore[arg-type]
+            await self._remote.each(renew(sandbox) for sandbox in living)
 
 
 def _lasting_id(file: Path) -> str:

@@ -137,6 +137,7 @@ class Guest:
                 await self._sandbox.commands.run(
                     command_line(self._config.python, "files", request, data),
                     user=self._config.admin_user,
+                    cwd="/",  # a command may have closed any other folder
                     timeout=_FILES_TIMEOUT_S,
                     on_stdout=take,
                 )

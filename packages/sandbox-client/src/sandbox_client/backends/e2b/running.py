@@ -62,7 +62,14 @@ class CommandRunner:
             cwd = normalize(command.cwd or ".", base=self._workdir)
         except PathRefusedError as error:
             raise WrongRequest(f"cwd: {error}") from error
-        drops_rights = self._config.user != self._config.admin_user
+        user = command.user or self._config.user
+        if user == self._config.admin_user:
+            user = ""
+        elif self._config.admin_user != "root":
+            raise WrongRequest(
+                f"user {user!r}: commands run as {self._config.user!r} only, as e2b.admin_user is "
+                "not root"
+            )
         request = {
             "argv": list(command.argv),
             "shell": command.shell,
@@ -72,7 +79,7 @@ class CommandRunner:
             "bound": None if hooks.room is not None else command.max_output_bytes,
             "merge_stderr": command.merge_stderr,
             "stdin": hooks.stdin is not None,
-            "user": self._config.user if drops_rights else "",
+            "user": user,
             "mark": secrets.token_hex(8),
         }
         call = _Call(hooks)
@@ -116,6 +123,7 @@ class CommandRunner:
                 line,
                 background=True,
                 user=self._config.admin_user,
+                cwd="/",
                 timeout=0,
                 stdin=True,
                 on_stdout=call.on_text,

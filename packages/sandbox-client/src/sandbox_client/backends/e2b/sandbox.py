@@ -14,6 +14,7 @@ from sandbox_client.backends.e2b.errors import sdk_errors
 from sandbox_client.backends.e2b.files import SandboxFiles
 from sandbox_client.backends.e2b.guest import Guest
 from sandbox_client.backends.e2b.running import CommandRunner
+from sandbox_client.backends.e2b.snapshots import SnapshotShelf
 from sandbox_client.backends.e2b.trees import StoredTree
 from sandbox_client.errors import SandboxGone
 from sandbox_client.types import Command, ExecResult, FileContent
@@ -36,12 +37,14 @@ class E2BSandbox:
         kill_grace_s: float,
         limit_bytes: int,
         before: StoredTree,
+        snapshots: SnapshotShelf,
         forget: Callable[[], None],
     ) -> None:
         self.remote = remote
         self.lost = ""
         """Why it is not living any more; empty while it is."""
         self._before = before
+        self._snapshots = snapshots
         self._forget = forget
         self._guest = Guest(remote, config, limit_bytes)
         self._files = SandboxFiles(self._guest, workdir, config)
@@ -93,6 +96,12 @@ class E2BSandbox:
         """Applies a git-format diff to the work folder, all of it or nothing."""
         with self._living():
             return await self._files.apply(patch)
+
+    async def snapshot(self, snapshot_id: str) -> int:
+        """Keeps its files under this id; E2B does not tell their size, so that is 0."""
+        with self._living():
+            await self._snapshots.make(self.remote, snapshot_id)
+        return 0
 
     async def destroy(self) -> None:
         """Ends it at E2B. Repeatable."""

@@ -165,8 +165,9 @@ def op_states(request: _Request, data: IO[bytes]) -> dict[str, object]:
     root, paths = request["path"], json.loads(zlib.decompress(data.read()).decode())
     with Answer(request) as answer, _writing(answer) as tar:
         for path in paths:
-            with _naming(path):
+            with _naming(path), contextlib.ExitStack() as lending:
                 try:
+                    _lend_way(lending, root, path)
                     found = os.lstat(_strict(root, path))
                 except (FileNotFoundError, NotADirectoryError):
                     continue
@@ -298,6 +299,16 @@ def _lent(path: str, bits: int) -> Iterator[None]:
     finally:
         if lend:
             os.chmod(path, mode)
+
+
+def _lend_way(lending: contextlib.ExitStack, root: str, path: str) -> None:
+    """Lends the rights to pass the folders that lead to `root/path`."""
+    at = root
+    for part in ("", *path.split("/")[:-1]):
+        at = os.path.join(at, part)
+        if os.path.islink(at) and part:
+            return
+        lending.enter_context(_lent(at, 0o500))
 
 
 # -- shared
