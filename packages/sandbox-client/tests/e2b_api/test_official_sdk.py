@@ -415,7 +415,7 @@ async def pausing_stops_its_processes_and_connecting_resumes_them(
     sdk: E2B, box: AsyncSandbox
 ) -> None:
     handle = await box.commands.run(
-        "while :; do date +%s%N > tick; sleep 0.02; done", background=True, timeout=0
+        "while :; do date +%s%N > t; mv t tick; sleep 0.02; done", background=True, timeout=0
     )
     await eventually(lambda: box.files.exists("tick"), "the command did not begin")
     assert await box.pause()
@@ -432,11 +432,11 @@ async def pausing_stops_its_processes_and_connecting_resumes_them(
     again = await sdk.AsyncSandbox.connect(box.sandbox_id)
     # No tick between: it was stopped, and goes on where it was.
     first = int(await again.files.read("tick"))
-    assert first < paused_at + 100_000_000 or first > resumed_at
+    assert first < paused_at or first > resumed_at
     assert [process.pid for process in await again.commands.list()] == [handle.pid]
 
     async def ticked() -> bool:
-        return int(await again.files.read("tick") or 0) > resumed_at
+        return int(await again.files.read("tick")) > resumed_at
 
     await eventually(ticked, "the command did not go on")
 
