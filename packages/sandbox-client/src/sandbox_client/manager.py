@@ -346,12 +346,17 @@ class SandboxManager:
 
     # -- snapshots
 
-    async def snapshot(self, sandbox_id: str, key: str, lease_s: float) -> SnapshotInfo:
-        """Keeps a sandbox's files for others to start from; see `Snapshots.make`."""
+    async def snapshot(
+        self, sandbox_id: str, key: str, lease_s: float, *, stopped: bool = False
+    ) -> SnapshotInfo:
+        """Keeps a sandbox's files for others to start from; see `Snapshots.make`.
+
+        With `stopped` the caller vouches for it that no process in there writes meanwhile.
+        """
         check_names(key, "", {})
         lease_s = complete_lease(self._config.lease, lease_s)
         living = self._get(sandbox_id)
-        if living.running:
+        if living.running and not stopped:
             raise WrongRequest(
                 f"{living.running} commands are running in sandbox {sandbox_id}; what they write "
                 "could be caught half done: snapshot it when they have ended"

@@ -2,8 +2,9 @@
 
 import hmac
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from service_kit.errors import ServiceError
 from starlette.applications import Starlette
@@ -36,6 +37,8 @@ class Endpoint:
     """An application, and what is left to do when nobody calls it any more."""
 
     app: Starlette
+    beside: Callable[[], Coroutine[Any, Any, None]]
+    """Has to run beside it, until it is cancelled."""
     close: Callable[[], Awaitable[None]]
 
 
@@ -123,7 +126,7 @@ def make_endpoint(
         await templates.close()
         await sandboxes.close()
 
-    return Endpoint(app, close)
+    return Endpoint(app, sandboxes.keep_snapshots_forever, close)
 
 
 def _keyed(handler: Handler, api_key: str | None) -> Handler:

@@ -1,7 +1,6 @@
 """Building a template without a container engine.
 
-Its steps are carried out in a sandbox, whose work folder is then kept. What lies elsewhere is not
-part of the template, and no image is pulled.
+Its steps are carried out in a sandbox, whose files are then kept as a snapshot. No image is pulled.
 """
 
 import gzip
@@ -103,13 +102,12 @@ class TemplateBuilder:
                 except BuildError as error:
                     raise BuildError(str(error), number) from error
             try:
-                kept = await self._sandboxes.keep(sandbox, wanted.template_id)
+                kept = await self._sandboxes.keep(sandbox, self._config.lease.max_s)
             except ServiceError as error:
-                raise BuildError(f"the work folder cannot be kept: {error.message}") from error
+                raise BuildError(f"the files cannot be kept: {error.message}") from error
         finally:
             await self._sandboxes.unmake(sandbox)
-        environment = replace(kept.environment, env={**kept.environment.env, **state.env})
-        return replace(wanted, environment=environment)
+        return replace(wanted, environment=replace(kept, env={**kept.env, **state.env}))
 
     def _base(self, body: BuildStart) -> Template:
         if body.startCmd:
@@ -201,7 +199,7 @@ class TemplateBuilder:
 
 
 def _workdir(base: Template, steps: list[BuildStep]) -> str:
-    """The one folder that the template keeps: the last WORKDIR."""
+    """The template's work folder: the last WORKDIR."""
     workdir = base.environment.workdir
     for step in steps:
         if step.type == "WORKDIR" and step.args:
@@ -209,7 +207,7 @@ def _workdir(base: Template, steps: list[BuildStep]) -> str:
     is_empty = base.environment.tree_digest == EMPTY_TREE.digest
     if not is_empty and workdir != base.environment.workdir:
         raise BuildError(
-            f"the template keeps the folder {base.environment.workdir} of the one it is built "
+            f"the template has the work folder {base.environment.workdir} of the one it is built "
             f"from; its last WORKDIR cannot be {workdir}"
         )
     return workdir

@@ -1,7 +1,6 @@
 """What sandboxes can start from: templates of the configuration, built ones, and snapshots."""
 
-import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sandbox_client.core.trees import is_digest
@@ -31,18 +30,9 @@ class Catalog:
 
     Args:
         configured: Templates by name.
-        limit: How many made ones are kept.
-        new_id: Makes the id of a made one.
     """
 
-    def __init__(
-        self,
-        configured: Mapping[str, E2BTemplateConfig],
-        limit: int,
-        new_id: Callable[[], str] = lambda: secrets.token_hex(10),
-    ) -> None:
-        self._limit = limit
-        self._new_id = new_id
+    def __init__(self, configured: Mapping[str, E2BTemplateConfig]) -> None:
         self._made: dict[str, Template] = {}
         self._configured = {
             name: Template(name, _environment(template), (name,))
@@ -57,7 +47,7 @@ class Catalog:
         name = name.removesuffix(":default")
         found = self._made.get(name)
         if found is None:
-            named = [made for made in self._made.values() if name in made.names]
+            named = self.made(name) if name else []
             found = named[-1] if named else self._configured.get(name)
         if found is None and is_digest(name):
             reference = E2BTemplateConfig(tree_digest=name)
@@ -75,38 +65,21 @@ class Catalog:
             raise ApiError(404, f"template '{name}' not found")
         return found
 
-    def reserve(self) -> str:
-        """An id for a template to be made.
-
-        Raises:
-            ApiError: too many are kept already.
-        """
-        if len(self._made) >= self._limit:
-            raise ApiError(
-                429,
-                f"{self._limit} templates and snapshots are kept, all that e2b_api.snapshots "
-                "allows; delete one",
-            )
-        return self._new_id()
-
     def add(self, template: Template) -> None:
         """Keeps a made one. A name that another one had passes to it."""
         self._made[template.template_id] = template
 
-    def remove(self, name: str) -> bool:
-        """Forgets a made one; False if there is none of this id or name."""
-        found = self.find(name)
-        return found is not None and self._made.pop(found.template_id, None) is not None
+    def remove(self, template_id: str) -> None:
+        """Forgets a made one, if it is there."""
+        self._made.pop(template_id, None)
+
+    def made(self, name: str = "") -> list[Template]:
+        """The made ones, oldest first; of one id or name where given."""
+        return [m for m in self._made.values() if name in ("", m.template_id, *m.names)]
 
     def snapshots(self, *, source: str = "", name: str = "") -> list[Template]:
         """The snapshots, oldest first; of one sandbox or one name where given."""
-        return [
-            made
-            for made in self._made.values()
-            if made.source
-            and (not source or made.source == source)
-            and (not name or name in (made.template_id, *made.names))
-        ]
+        return [m for m in self.made(name) if m.source and source in ("", m.source)]
 
 
 def _environment(template: E2BTemplateConfig) -> EnvironmentRef:

@@ -105,8 +105,9 @@ class E2BApiConfig(Config):
     processes: int = pydantic.Field(default=256, ge=1)
     """Commands of one sandbox at once."""
 
-    snapshots: int = pydantic.Field(default=256, ge=1)
-    """Snapshots and built templates kept at once."""
+    builds: int = pydantic.Field(default=64, ge=1)
+    """Builds of templates remembered, waiting and ended ones included. The templates themselves
+    are snapshots and count against `limits.snapshots`."""
 
     idle_timeout_s: _Positive = 60.0
     """Longest silence while a body is awaited."""

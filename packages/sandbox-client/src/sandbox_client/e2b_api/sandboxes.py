@@ -9,10 +9,8 @@ from typing import IO
 
 from service_kit.errors import ServiceError
 
-from sandbox_client.archives import scan_archive
 from sandbox_client.backends.base import BackendSandbox, ExecHooks
 from sandbox_client.config import SandboxServiceConfig
-from sandbox_client.core.trees import tree_digest
 from sandbox_client.e2b_api.catalog import EMPTY_TREE, Catalog, Template
 from sandbox_client.e2b_api.errors import ApiError, EnvdError, api_error, gone
 from sandbox_client.e2b_api.http import spool
@@ -55,7 +53,7 @@ class Sandboxes:
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.catalog = Catalog(config.e2b_api.templates, config.e2b_api.snapshots)
+        self.catalog = Catalog(config.e2b_api.templates)
         self._manager = manager
         self._config = config
         self._settings = config.e2b_api
@@ -257,7 +255,7 @@ class Sandboxes:
     # -- snapshots
 
     async def snapshot(self, sandbox_id: str, body: NewSnapshot) -> Template:
-        """Keeps the files of a sandbox's work folder as something to start from.
+        """Keeps the files of a sandbox as something to start from.
 
         Raises:
             ApiError: the processes were asked for as well, which no snapshot here holds.
@@ -265,50 +263,52 @@ class Sandboxes:
         if body.memory:
             raise ApiError(
                 400,
-                "snapshots hold the files of the work folder, not processes; ask for "
-                'mode="filesystem"',
+                'snapshots hold files, not processes; ask for mode="filesystem"',
                 error_code="snapshot_memory_unsupported",
             )
         sandbox = self.find(sandbox_id)
-        snapshot = await self.keep(sandbox, self.catalog.reserve(), source=sandbox_id)
-        if body.name:
-            snapshot = replace(snapshot, names=(body.name,))
-        self.catalog.add(snapshot)
-        return snapshot
-
-    async def keep(self, sandbox: ApiSandbox, template_id: str, *, source: str = "") -> Template:
-        """Puts a sandbox's work folder into the service as an environment."""
-        limit = self._config.limits.upload_bytes
-        with self._spool() as archive:
-            await self.access(sandbox).download_tree(".", archive)
-            archive.seek(0)
-            digest = tree_digest(scan_archive(archive, limit).values())
-            archive.seek(0)
-            await self._manager.put_environment(digest, archive)
-        return Template(
-            template_id,
-            replace(
-                sandbox.template.environment,
-                tree_digest=digest,
-                image="",
-                template="",
-                workdir=sandbox.workdir,
-            ),
+        environment = await self.keep(sandbox, self._config.lease.max_s)
+        template = Template(
+            environment.snapshot,
+            environment,
+            names=(body.name,) if body.name else (),
             limits=sandbox.template.limits,
-            source=source,
+            source=sandbox_id,
         )
+        self.catalog.add(template)
+        return template
+
+    async def keep(self, sandbox: ApiSandbox, lease_s: float) -> EnvironmentRef:
+        """Makes a snapshot, for which nothing in the sandbox moves; returns it as a source."""
+        if not sandbox.paused:
+            await self._signal_all(sandbox, "STOP")
+        try:
+            kept = await self._manager.snapshot(
+                sandbox.sandbox_id, secrets.token_hex(16), lease_s, stopped=True
+            )
+        finally:
+            if not sandbox.paused:
+                await self._signal_all(sandbox, "CONT")
+        return EnvironmentRef(
+            snapshot=kept.snapshot_id, workdir=kept.workdir, env=sandbox.template.environment.env
+        )
+
+    async def forget(self, template: Template) -> None:
+        """Lets a made template go; sandboxes that started from it live on."""
+        self.catalog.remove(template.template_id)
+        await self._manager.destroy_snapshot(template.environment.snapshot)
 
     async def fork(self, sandbox_id: str, body: ForkSandbox) -> list[ApiSandbox | ApiError]:
         """New sandboxes from one snapshot of a sandbox's files; each may fail by itself."""
         source = self.find(sandbox_id)
         timeout_s = self._timeout_s(body.timeout)
-        snapshot = await self.keep(source, self.catalog.reserve(), source=sandbox_id)
-        self.catalog.add(snapshot)
+        environment = await self.keep(source, self._config.lease.max_s)
+        template = replace(source.template, environment=environment)
 
         async def one() -> ApiSandbox | ApiError:
             try:
                 made = await self.make(
-                    snapshot,
+                    template,
                     timeout_s=timeout_s,
                     metadata=source.metadata,
                     env={},
@@ -319,7 +319,20 @@ class Sandboxes:
             self._known[made.sandbox_id] = made
             return made
 
-        return await asyncio.gather(*(one() for _ in range(body.count)))
+        try:
+            return await asyncio.gather(*(one() for _ in range(body.count)))
+        finally:
+            # The forks hold it as long as they need it.
+            await self._manager.destroy_snapshot(environment.snapshot)
+
+    async def keep_snapshots_forever(self) -> None:
+        """Renews what the catalog holds: runs until it is cancelled."""
+        lease_s = self._config.lease.max_s
+        while True:
+            await asyncio.sleep(lease_s / 3)
+            held = {made.environment.snapshot: made for made in self.catalog.made()}
+            for lost in self._manager.renew([], lease_s, list(held)):
+                self.catalog.remove(held[lost].template_id)
 
     # -- commands of the endpoint's own
 

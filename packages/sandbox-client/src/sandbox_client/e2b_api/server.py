@@ -65,6 +65,7 @@ async def serving_e2b_api(
             raise StartupError(f"e2b_api: cannot use the TLS files: {error}") from error
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
+            beside = group.create_task(endpoint.beside())
             url = _url(sock, tls=settings.tls_certificate is not None)
             if settings.address_file is not None:
                 _write(settings.address_file, url + "\n")
@@ -72,6 +73,7 @@ async def serving_e2b_api(
             try:
                 yield url
             finally:
+                beside.cancel()
                 server.should_exit = True
                 await asyncio.wait({serving})
                 await endpoint.close()

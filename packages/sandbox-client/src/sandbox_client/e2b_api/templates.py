@@ -63,14 +63,16 @@ class TemplateApi:
     async def request(self, request: Request) -> Response:
         """Announces a build."""
         body = api_body(messages.NewTemplate, await self._body(request))
-        if len(self._builds) >= self._settings.snapshots:
+        if len(self._builds) >= self._settings.builds:
             self._forget_ended()
+        if len(self._builds) >= self._settings.builds:
+            raise ApiError(429, f"e2b_api.builds allows {self._settings.builds} builds at once")
         stem = body.name.partition(":")[0]
         names = (body.name.removesuffix(":default"), *(f"{stem}:{tag}" for tag in body.tags))
         limits = SandboxLimits(
             memory_bytes=(body.memoryMB or 0) * _MIB, cpus=float(body.cpuCount or 0)
         )
-        template_id = self._sandboxes.catalog.reserve()
+        template_id = f"tp-{secrets.token_hex(8)}"
         wanted = Template(template_id, EnvironmentRef(EMPTY_TREE.digest), names, limits)
         build_id = secrets.token_hex(10)
         self._builds[build_id] = _Build(wanted)
@@ -154,8 +156,11 @@ class TemplateApi:
     async def delete(self, request: Request) -> Response:
         """Forgets a built template or a snapshot; sandboxes that started from it live on."""
         name = request.path_params["template_id"]
-        if not self._sandboxes.catalog.remove(name):
+        made = self._sandboxes.catalog.made(name)
+        if not made:
             raise ApiError(404, f"no template or snapshot '{name}' was made here")
+        for template in made:
+            await self._sandboxes.forget(template)
         return Response(status_code=204)
 
     async def close(self) -> None:

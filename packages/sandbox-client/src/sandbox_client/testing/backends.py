@@ -77,7 +77,9 @@ _e2b_url: list[str] = []
 def _e2b_endpoint() -> Iterator[tuple[str, ...]]:
     """The official SDK against this package's own endpoint over `local`: no cloud, no key."""
     local = BACKENDS["local"]
-    with serving_endpoint(*local.quick, "backend=local", "limits.commands=512") as endpoint:
+    # Every template that is built takes a snapshot.
+    needs = ("backend=local", "limits.commands=512", "limits.snapshots=512")
+    with serving_endpoint(*local.quick, *needs) as endpoint:
         _e2b_url.append(endpoint.url)
         yield (
             f"e2b.api_url={endpoint.url}",
