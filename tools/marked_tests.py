@@ -11,7 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-MARKERS = ("docker", "sglang", "megatron")
+MARKERS = ("docker", "e2b", "sglang", "megatron")
 NO_TESTS_COLLECTED = 5
 
 

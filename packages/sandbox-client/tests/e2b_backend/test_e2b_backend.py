@@ -34,6 +34,8 @@ from sandbox_client.testing.service import RunningService
 from sandbox_client.types import Command, SandboxLimits, SandboxSpec
 from service_kit.errors import Reason, ServiceError
 
+pytestmark = pytest.mark.e2b
+
 StartService = Callable[..., RunningService]
 DOCKERFILE = """FROM python:3.11
 WORKDIR /workspace

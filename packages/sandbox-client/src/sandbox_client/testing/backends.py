@@ -115,6 +115,7 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
             missing=_e2b_missing,
             leftovers=_e2b_leftovers,
             needs=_e2b_endpoint,
+            marks=("e2b",),
             # The endpoint's sandboxes have one user, and these tests expect a clean start.
             settings=("e2b.admin_user=user", "e2b.reattach=false"),
             many=16,
