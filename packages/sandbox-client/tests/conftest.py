@@ -8,17 +8,23 @@ from pathlib import Path
 import pytest
 from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
 from sandbox_client.testing.backends import BACKENDS, BackendUnderTest
+from sandbox_client.testing.dockerd import Dockerd
 from sandbox_client.testing.service import RunningService
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Runs the contract's tests over every back-end, the others over `local`."""
+    """Runs the contract's tests over every back-end, others over their folder's, or `local`.
+
+    A module of the contract that not every back-end can meet yet names those that do: `BACKENDS`.
+    """
     if "backend" in metafunc.fixturenames:
-        in_contract = "contract" in metafunc.definition.path.parts
-        chosen = BACKENDS.values() if in_contract else [BACKENDS["local"]]
+        folder = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
+        names = [folder if folder in BACKENDS else "local"]
+        if folder == "contract":
+            names = list(getattr(metafunc.module, "BACKENDS", BACKENDS))
         params = [
             pytest.param(b, id=b.name, marks=[getattr(pytest.mark, mark) for mark in b.marks])
-            for b in chosen
+            for b in map(BACKENDS.__getitem__, names)
         ]
         metafunc.parametrize("backend", params, indirect=True, scope="session")
 
@@ -63,6 +69,13 @@ def start_service(backend: BackendUnderTest) -> Iterator[Callable[..., RunningSe
         for running in started:
             if running.running:
                 running.stop()  # not killed: nobody would come after it to clean up
+
+
+@pytest.fixture(scope="session")
+def dockerd(backend: BackendUnderTest) -> Dockerd:
+    """The daemon behind the back-end `docker`."""
+    (socket,) = (s for s in backend.settings if s.startswith("docker.socket="))
+    return Dockerd.at(Path(socket.partition("=")[2]))
 
 
 @pytest.fixture

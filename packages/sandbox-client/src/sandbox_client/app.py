@@ -21,12 +21,17 @@ def make_backend(config: SandboxServiceConfig) -> Backend:
     """The back-end that the configuration names."""
     if config.backend == "local":
         return LocalBackend(config)
+    # Extras: only who uses one has its library.
     try:
-        # An extra: only who uses it has the SDK.
+        if config.backend == "docker":
+            from sandbox_client.backends.docker.backend import DockerBackend
+
+            return DockerBackend(config)
         from sandbox_client.backends.e2b.backend import E2BBackend
     except ModuleNotFoundError as error:
         raise StartupError(
-            f'backend = "e2b", but {error.name} is not installed; install sandbox-client[e2b]'
+            f'backend = "{config.backend}", but {error.name} is not installed; install '
+            f"sandbox-client[{config.backend}]"
         ) from error
     return E2BBackend(config)
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from service_kit.channel import Channel, ChannelConfig, open_channel
 from service_kit.deadlines import Deadline
-from service_kit.errors import ServiceError
+from service_kit.errors import DeadlineExceeded, ServiceError
 from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
 from tailrace.sandbox.v1.sandbox_service_pb2_grpc import SandboxServiceStub
 
@@ -22,6 +22,7 @@ from sandbox_client.errors import EnvironmentUnknown, QuotaExhausted, WrongReque
 from sandbox_client.handle import OutputEvent, Sandbox, Snapshot
 from sandbox_client.types import (
     EnvironmentRef,
+    ImageStatus,
     SandboxInfo,
     SandboxLimits,
     SandboxSpec,
@@ -37,6 +38,7 @@ _IDEMPOTENT = tuple(
     f"{_SERVICE}/{method}"
     for method in (
         "MissingEnvironments",
+        "PrefetchImages",
         "CreateSandbox",
         "RenewLeases",
         "DestroySandbox",
@@ -154,6 +156,18 @@ class SandboxClient:
             )
         return bool(response.stored)
 
+    async def prefetch_images(self, images: Sequence[str]) -> list[ImageStatus]:
+        """Has images pulled ahead of sandboxes; tells at once how far each is. Ask again to wait.
+
+        Raises:
+            WrongRequest: the service's back-end has no images.
+        """
+        with typed_errors():
+            response = await self._connected.stub.PrefetchImages(
+                pb.PrefetchImagesRequest(images=images), timeout=self._timeout_s
+            )
+        return [wire.image_from_proto(image) for image in response.images]
+
     # -- sandboxes
 
     async def create(
@@ -215,13 +229,19 @@ class SandboxClient:
         return sandbox
 
     async def _create(self, request: pb.CreateSandboxRequest, deadline: Deadline) -> Any:
+        refused: QuotaExhausted | None = None
         while True:
             try:
                 with typed_errors():
                     return await self._connected.stub.CreateSandbox(
                         request, timeout=deadline.remaining_s()
                     )
+            except DeadlineExceeded:
+                if refused is not None:
+                    raise refused from None  # that is why there was no time left
+                raise
             except QuotaExhausted as error:
+                refused = error
                 # Spread out, so that those who wait do not all come back at the same moment.
                 wait_s = (error.retry_after_s or 1.0) * random.uniform(1.0, 1.5)  # noqa: S311
                 if wait_s >= deadline.remaining_s():

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import pydantic
+from service_kit.channel import ChannelConfig
 from service_kit.config import Config
 from service_kit.server import MIB, ServerConfig
 from service_kit.telemetry import TelemetryConfig
@@ -15,11 +16,13 @@ from sandbox_client.e2b_api.config import E2BApiConfig
 
 __all__ = [
     "DelayConfig",
+    "DockerConfig",
     "ExecConfig",
     "FaultConfig",
     "LeaseConfig",
     "LimitsConfig",
     "LocalConfig",
+    "OnHostConfig",
     "PoolConfig",
     "SandboxDefaults",
     "SandboxServiceConfig",
@@ -204,8 +207,8 @@ class PoolConfig(Config):
     """How long after its last create an environment is kept warm."""
 
 
-class LocalConfig(Config):
-    """Back-end `local`: sandboxes made of namespaces on this host."""
+class OnHostConfig(Config):
+    """What the back-ends have in common whose sandboxes run on this host."""
 
     uid: int = pydantic.Field(default=65534, ge=1)
     """User that commands run as. It should own nothing on the host."""
@@ -214,7 +217,27 @@ class LocalConfig(Config):
     """Group that commands run as."""
 
     user: str = pydantic.Field(default="agent", pattern=r"^[a-z_][a-z0-9_-]*$")
-    """Name of that user inside."""
+    """Name of that user inside; with `docker` what USER says, whatever the image calls it."""
+
+    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
+    """Writable folders beside the work folder, empty at first, counted against `disk_bytes`."""
+
+    diff_exclude: tuple[str, ...] = (".git", "__pycache__", "*.pyc", ".pytest_cache")
+    """Names (with wildcards) of files and folders that a diff leaves out."""
+
+    @pydantic.field_validator("writable")
+    @classmethod
+    def _check_writable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for path in value:
+            try:
+                check_mount_point(path)
+            except PathRefusedError as error:
+                raise ValueError(str(error)) from None
+        return value
+
+
+class LocalConfig(OnHostConfig):
+    """Back-end `local`: sandboxes made of namespaces on this host."""
 
     visible: tuple[Path, ...] = (Path("/usr"),)
     """Host folders that sandboxes see read-only at their own path. Nothing else of the host is
@@ -223,12 +246,6 @@ class LocalConfig(Config):
     masked: tuple[Path, ...] = (Path("/usr/src"), Path("/usr/local/src"))
     """Folders to hide within the visible ones. This package's own folder, the state folder, the
     service's virtual environment and the interpreter's installed packages are always hidden."""
-
-    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
-    """Writable folders beside the work folder, empty at first, counted against `disk_bytes`."""
-
-    diff_exclude: tuple[str, ...] = (".git", "__pycache__", "*.pyc", ".pytest_cache")
-    """Names (with wildcards) of files and folders that a diff leaves out."""
 
     python: Path | None = None
     """Interpreter shown at /opt/python and kept warm. Default: this one's base interpreter."""
@@ -260,15 +277,72 @@ class LocalConfig(Config):
     start_timeout_s: _Positive = 30.0
     """Longest time that the fork-server or a sandbox may take to start."""
 
-    @pydantic.field_validator("writable")
+
+class DockerConfig(OnHostConfig):
+    """Back-end `docker`: containers of a dockerd on this host. Needs the extra `docker`."""
+
+    socket: Path = Path("/var/run/docker.sock")
+    """Unix socket of the daemon (or podman's). The service has to be root in the same mount and pid
+    namespaces as the daemon."""
+
+    base_image: str = "python:3.11-slim-bookworm"
+    """Image that sandboxes of a folder tree run on. It needs `/bin/sh` and `cat`."""
+
+    network: str = pydantic.Field(default="", pattern=r"^([a-zA-Z0-9][a-zA-Z0-9_.-]*)?$")
+    """The one network of all sandboxes that ask for network access; made if it does not exist.
+    Default: none, and such sandboxes are refused."""
+
+    keeper_uid: int = pydantic.Field(default=65533, ge=1)
+    """User of each container's first process, out of the commands' reach; another than `uid`."""
+
+    concurrent_starts: int = pydantic.Field(default=4, ge=1)
+    """Containers being started at once; others wait in line. A daemon gets slower, not faster, with
+    more."""
+
+    start_timeout_s: _Positive = 60.0
+    """Longest time that a container, or a command in it, may take to start."""
+
+    call_timeout_s: _Positive = 60.0
+    """Longest time of any other call of the daemon's."""
+
+    concurrent_pulls: int = pydantic.Field(default=2, ge=1)
+    """Images being pulled at once; others wait in line."""
+
+    pull_wait_s: _Positive = 10.0
+    """How long a create waits for its image to be pulled. Then it is told to come back, so that it
+    keeps no others from starting; the pull goes on."""
+
+    pull_timeout_s: _Positive = 1800.0
+    """Longest time that one image may take to be pulled."""
+
+    image_pulls_per_hour: int = pydantic.Field(default=100, ge=0)
+    """Images pulled in any hour, by this service and all that name it as their `pull_budget`; 0 is
+    no limit. Above it creating is refused with the time to retry after."""
+
+    pull_budget: ChannelConfig | None = None
+    """The sandbox service that keeps the budget of pulls for all hosts, as
+    `pull_budget.target = "host:port"`. Default: this one."""
+
+    prefetch: tuple[str, ...] = ()
+    """Images to pull as soon as the service is up, one after the other."""
+
+    disk_watermark: float = pydantic.Field(default=0.85, gt=0, le=1)
+    """Share of the daemon's disk in use above which unused images that this service has pulled are
+    removed, the longest unused first; where that does not help, creating and pulling are refused
+    with a time to retry after."""
+
+    @pydantic.field_validator("network")
     @classmethod
-    def _check_writable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for path in value:
-            try:
-                check_mount_point(path)
-            except PathRefusedError as error:
-                raise ValueError(str(error)) from None
+    def _check_network(cls, value: str) -> str:
+        if value in ("host", "none", "default"):
+            raise ValueError(f"{value!r} is no network of the sandboxes' own; name another one")
         return value
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.keeper_uid == self.uid:
+            raise ValueError("keeper_uid must be another user than uid")
+        return self
 
 
 class FaultConfig(Config):
@@ -317,7 +391,7 @@ class SandboxServiceConfig(Config):
     server: ServerConfig = ServerConfig(bind="127.0.0.1:7101")
     telemetry: TelemetryConfig = TelemetryConfig()
 
-    backend: Literal["local", "e2b"] = "local"
+    backend: Literal["local", "docker", "e2b"] = "local"
     """Where sandboxes run."""
 
     state_dir: Path = Path("~/.local/state/tailrace/sandbox-client")
@@ -330,6 +404,7 @@ class SandboxServiceConfig(Config):
     limits: LimitsConfig = LimitsConfig()
     pool: PoolConfig = PoolConfig()
     local: LocalConfig = LocalConfig()
+    docker: DockerConfig = DockerConfig()
     e2b: E2BConfig = E2BConfig()
     e2b_api: E2BApiConfig = E2BApiConfig()
 

@@ -14,6 +14,7 @@ from sandbox_client.backends.base import (
     Backend,
     BackendSandbox,
     ExecHooks,
+    PullsImages,
     Reattaching,
     Recovered,
 )
@@ -154,6 +155,20 @@ class SandboxManager:
     async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
         """Stores an environment; False if it was there."""
         return await self._backend.put_environment(digest, archive)
+
+    # -- images
+
+    def images(self) -> PullsImages:
+        """The back-end's images.
+
+        Raises:
+            WrongRequest: it has none.
+        """
+        if not isinstance(self._backend, PullsImages):
+            raise WrongRequest(
+                f"back-end `{self._backend.name}` pulls no images; only `docker` does"
+            )
+        return self._backend
 
     # -- creating and ending
 
@@ -436,10 +451,7 @@ class SandboxManager:
             self.spool.status(),
             self._snapshots.status(),
             *self._pool.status(),
-            *(
-                LimiterStatus(name, limit, used)
-                for name, (limit, used) in self._backend.gauges().items()
-            ),
+            *self._backend.limiters(),
         ]
 
     def status(self) -> ServiceStatus:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -23,6 +24,8 @@ from sandbox_client.manager import SandboxManager
 from sandbox_client.types import Command, ExecResult
 
 __all__ = ["SERVICE_NAME", "SandboxServicer", "sandbox_service"]
+
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "tailrace.sandbox.v1.SandboxService"
 
@@ -69,6 +72,23 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         """Tells which environments have to be put."""
         missing = self._manager.missing_environments(list(request.digests))
         return pb.MissingEnvironmentsResponse(digests=missing)
+
+    # -- images
+
+    async def PrefetchImages(  # noqa: N802
+        self, request: pb.PrefetchImagesRequest, context: Context
+    ) -> pb.PrefetchImagesResponse:
+        """Has images pulled ahead of time."""
+        found = await self._manager.images().prefetch(list(request.images))
+        return pb.PrefetchImagesResponse(images=[wire.image_to_proto(image) for image in found])
+
+    async def TakeImagePull(  # noqa: N802
+        self, request: pb.TakeImagePullRequest, context: Context
+    ) -> pb.TakeImagePullResponse:
+        """Gives another host one pull from the budget that is kept here."""
+        await self._manager.images().take_pull()
+        logger.info("another host pulls %s", request.image)
+        return pb.TakeImagePullResponse()
 
     # -- creating and ending
 

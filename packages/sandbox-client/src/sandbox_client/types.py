@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.core.output import join_kept
@@ -11,6 +12,8 @@ __all__ = [
     "EnvironmentRef",
     "ExecResult",
     "FileContent",
+    "ImageStage",
+    "ImageStatus",
     "LimiterStatus",
     "SandboxClaim",
     "SandboxInfo",
@@ -147,6 +150,27 @@ class SandboxInfo:
     age_s: float
     lease_left_s: float
     running_commands: int
+
+
+class ImageStage(StrEnum):
+    """How far a prefetched image is."""
+
+    PRESENT = "present"
+    """Sandboxes can start from it."""
+    PULLING = "pulling"
+    """It is being pulled, or in line for that, or for the budget of pulls."""
+    FAILED = "failed"
+    """It could not be pulled; asking again tries again."""
+
+
+@dataclass(frozen=True)
+class ImageStatus:
+    """One image that was asked for ahead of time."""
+
+    image: str
+    stage: ImageStage
+    message: str = ""
+    """Why it failed, or what it waits for."""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,8 @@ from sandbox_client.types import (
     EnvironmentRef,
     ExecResult,
     FileContent,
+    ImageStage,
+    ImageStatus,
     LimiterStatus,
     SandboxInfo,
     SandboxLimits,
@@ -27,6 +29,8 @@ __all__ = [
     "ended_from_result",
     "file_from_proto",
     "file_to_proto",
+    "image_from_proto",
+    "image_to_proto",
     "info_from_proto",
     "info_to_proto",
     "result_from_proto",
@@ -204,6 +208,18 @@ def snapshot_to_proto(made: SnapshotInfo) -> pb.SnapshotSandboxResponse:
 def snapshot_from_proto(made: pb.SnapshotSandboxResponse) -> SnapshotInfo:
     """A snapshot that was made."""
     return SnapshotInfo(made.snapshot_id, made.lease_s, made.size_bytes, made.workdir)
+
+
+def image_to_proto(image: ImageStatus) -> pb.ImageStatus:
+    """How far a prefetched image is."""
+    stage = pb.ImageStage.Value(f"IMAGE_STAGE_{image.stage.name}")
+    return pb.ImageStatus(image=image.image, stage=stage, message=image.message)
+
+
+def image_from_proto(image: pb.ImageStatus) -> ImageStatus:
+    """How far a prefetched image is."""
+    stage = ImageStage[pb.ImageStage.Name(image.stage).removeprefix("IMAGE_STAGE_")]
+    return ImageStatus(image.image, stage, image.message)
 
 
 def status_to_proto(status: ServiceStatus) -> pb.GetStatusResponse:

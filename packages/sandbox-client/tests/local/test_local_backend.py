@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from sandbox_client import (
     SandboxLimits,
     WrongRequest,
 )
+from sandbox_client.testing.leftovers import service_cgroups
 from sandbox_client.testing.service import RunningService
 from service_kit.errors import ServiceError
 
@@ -53,14 +53,6 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def cgroups_of(state_dir: Path) -> list[Path]:
-    name = sha256(str(state_dir).encode()).hexdigest()[:12]
-    found = []
-    for base in Path("/sys/fs/cgroup").glob(f"**/tailrace/{name}"):
-        found += [base, *(child for child in base.iterdir() if child.is_dir())]
-    return found
-
-
 @pytest.mark.parametrize(
     ("environment", "limits", "match"),
     [
@@ -73,6 +65,11 @@ async def test_what_namespaces_of_this_host_cannot_give_is_refused(
 ) -> None:
     with pytest.raises(WrongRequest, match=match):
         await client.create(environment, limits=limits)
+
+
+async def test_there_are_no_images_to_fetch(client: SandboxClient) -> None:
+    with pytest.raises(WrongRequest, match="pulls no images"):
+        await client.prefetch_images(["python:3.11"])
 
 
 async def test_the_user_has_a_name(sandbox: Sandbox) -> None:
@@ -95,7 +92,7 @@ async def test_nothing_of_a_killed_service_runs_on(
             with pytest.raises(ServiceError):
                 await call
     await eventually(lambda: not any(map(is_alive, pids)), "processes outlived their service")
-    assert len(cgroups_of(running.state_dir)) > 2
+    assert len(service_cgroups(running.state_dir)) > 2
 
 
 async def test_a_stopped_service_cleans_up_behind_itself(
@@ -108,7 +105,7 @@ async def test_a_stopped_service_cleans_up_behind_itself(
         pids = descendants(running.pid)
         assert running.stop() == 0
         assert not any(map(is_alive, pids))
-        assert cgroups_of(running.state_dir) == []
+        assert service_cgroups(running.state_dir) == []
         assert "tailrace" not in Path("/proc/self/mounts").read_text()
         sandbox.gone = True
 

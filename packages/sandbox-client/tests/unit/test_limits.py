@@ -1,9 +1,10 @@
 import asyncio
+from copy import deepcopy
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sandbox_client.core.limits import TokenBucket, WaitRecord
+from sandbox_client.core.limits import TokenBucket, WaitRecord, WindowBucket
 from sandbox_client.limiter import Limiter
 
 
@@ -30,6 +31,37 @@ def test_a_bucket_never_gives_more_than_burst_and_rate(
         now += gap
         given_out += bucket.take(now) == 0.0
     assert given_out <= burst + rate * now + 1e-6
+
+
+def test_a_windows_tokens_come_back_one_window_after_they_went() -> None:
+    bucket = WindowBucket(2, 60.0)
+    assert [bucket.take(0.0), bucket.take(10.0)] == [0.0, 0.0]
+    assert bucket.take(15.0) == pytest.approx(45.0)
+    assert bucket.used(59.0) == 2
+    assert bucket.take(60.0) == 0.0
+    assert bucket.take(61.0) == pytest.approx(9.0)
+
+
+@given(st.lists(st.floats(0, 30), max_size=60), st.integers(1, 5))
+def test_no_window_sees_more_than_its_limit(gaps: list[float], limit: int) -> None:
+    bucket = WindowBucket(limit, 60.0)
+    now = 0.0
+    given_out = []
+    for gap in gaps:
+        now += gap
+        wait_s = bucket.take(now)
+        if wait_s == 0.0:
+            given_out.append(now)
+        else:
+            # It asks for no more than is needed: then there is a token.
+            assert deepcopy(bucket).take(now + wait_s + 1e-6) == 0.0
+    for start in given_out:
+        assert sum(start <= at < start + 60.0 for at in given_out) <= limit
+
+
+def test_a_window_without_a_limit_gives_any_number() -> None:
+    bucket = WindowBucket(0, 60.0)
+    assert all(bucket.take(0.0) == 0.0 for _ in range(1000))
 
 
 def test_waits_have_a_median_and_a_maximum() -> None:

@@ -8,6 +8,7 @@ import pytest
 from sandbox_client.backends.base import ExecHooks
 from sandbox_client.checks import complete_spec
 from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.errors import (
     EnvironmentUnknown,
     IdempotencyConflict,
@@ -114,8 +115,8 @@ class MemoryBackend:
     async def remove_snapshot(self, snapshot_id: str) -> None:
         self.removed.append(snapshot_id)
 
-    def gauges(self) -> dict[str, tuple[float, float]]:
-        return {"space": (10.0, 4.0)}
+    def limiters(self) -> list[LimiterStatus]:
+        return [LimiterStatus("space", 10.0, 4.0)]
 
 
 class House:

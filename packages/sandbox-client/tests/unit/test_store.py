@@ -129,3 +129,56 @@ def test_putting_twice_changes_nothing(folder: Path) -> None:
     put(store, TREE)
     put(store, TREE)
     assert {p.name for p in folder.iterdir()} == {TREE.digest, EMPTY_DIGEST}
+
+
+def packed_folder(*members: tuple[str, bytes, str]) -> io.BytesIO:
+    """A folder as the Engine API packs it: (name, type, content or target)."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, kind, text in members:
+            info = tarfile.TarInfo(name)
+            info.type, info.mode = kind, 0o755
+            info.linkname = text if kind in (tarfile.SYMTYPE, tarfile.LNKTYPE) else ""
+            info.size = len(text) if kind == tarfile.REGTYPE else 0
+            tar.addfile(info, io.BytesIO(text.encode()))
+    out.seek(0)
+    return out
+
+
+async def test_an_images_folder_is_stored_as_the_tree_that_it_is(folder: Path) -> None:
+    store = opened(folder)
+    archive = packed_folder(
+        ("testbed/", tarfile.DIRTYPE, ""),
+        ("testbed/run.sh", tarfile.REGTYPE, "one"),
+        ("testbed/pkg/", tarfile.DIRTYPE, ""),
+        ("testbed/pkg/same.sh", tarfile.LNKTYPE, "testbed/run.sh"),
+        ("testbed/l", tarfile.SYMTYPE, "/etc/passwd"),
+        ("testbed/device", tarfile.CHRTYPE, ""),
+        ("testbed/pipe", tarfile.FIFOTYPE, ""),
+    )
+    expected = EnvironmentTree(
+        {"run.sh": b"one", "pkg/same.sh": b"one"},
+        executable=frozenset({"run.sh", "pkg/same.sh"}),
+        links={"l": "/etc/passwd"},
+    )
+    assert await store.put_image_folder(archive) == expected.digest
+    assert EnvironmentTree.from_folder(store.tree(expected.digest)).digest == expected.digest
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("w/a", tarfile.LNKTYPE, "/etc/shadow")],
+        [("w/a", tarfile.LNKTYPE, "w/../../etc/shadow")],
+        [("w/l", tarfile.SYMTYPE, "/etc"), ("w/a", tarfile.LNKTYPE, "w/l/shadow")],
+        [("w/l", tarfile.SYMTYPE, "/etc"), ("w/l/x", tarfile.REGTYPE, "x")],
+        [("w/../../x", tarfile.REGTYPE, "x")],
+    ],
+)
+async def test_an_image_cannot_store_anything_outside_its_folder(
+    folder: Path, members: list[tuple[str, bytes, str]]
+) -> None:
+    store = opened(folder)
+    with pytest.raises(WrongRequest, match="cannot be stored"):
+        await store.put_image_folder(packed_folder(*members))
+    assert os.listdir(folder) == [EMPTY_DIGEST]  # noqa: PTH208 -- an asynchronous test

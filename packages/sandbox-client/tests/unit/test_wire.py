@@ -6,6 +6,8 @@ from sandbox_client.types import (
     EnvironmentRef,
     ExecResult,
     FileContent,
+    ImageStage,
+    ImageStatus,
     LimiterStatus,
     SandboxInfo,
     SandboxLimits,
@@ -76,3 +78,9 @@ def test_pieces_make_up_the_whole_and_stay_below_a_messages_size() -> None:
     assert b"".join(pieces) == data
     assert max(map(len, pieces)) <= wire.CHUNK_BYTES < 1 << 20
     assert list(wire.chunks(b"")) == []
+
+
+@pytest.mark.parametrize("stage", list(ImageStage))
+def test_an_images_stage_survives_the_wire(stage: ImageStage) -> None:
+    image = ImageStatus("python:3.11", stage, "why")
+    assert wire.image_from_proto(wire.image_to_proto(image)) == image

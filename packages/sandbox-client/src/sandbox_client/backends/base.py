@@ -5,16 +5,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol, runtime_checkable
 
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.types import (
     Command,
     EnvironmentRef,
     ExecResult,
     FileContent,
+    ImageStatus,
     SandboxClaim,
     SandboxSpec,
 )
 
-__all__ = ["Backend", "BackendSandbox", "ExecHooks", "Reattaching", "Recovered"]
+__all__ = ["Backend", "BackendSandbox", "ExecHooks", "PullsImages", "Reattaching", "Recovered"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,22 @@ class BackendSandbox(Protocol):
         """Why it is not living any more; empty while it is."""
 
 
+@runtime_checkable
+class PullsImages(Protocol):
+    """What a back-end can do besides if its sandboxes start from images of a registry."""
+
+    async def prefetch(self, images: Sequence[str]) -> list[ImageStatus]:
+        """Has images pulled, in this order; tells at once how far each is."""
+
+    async def take_pull(self) -> None:
+        """Takes one pull from the budget of all hosts that is kept here.
+
+        Raises:
+            QuotaExhausted: it is used up for the given time.
+            WrongRequest: it is kept elsewhere.
+        """
+
+
 class Backend(Protocol):
     """A maker of sandboxes."""
 
@@ -105,8 +123,8 @@ class Backend(Protocol):
     async def remove_snapshot(self, snapshot_id: str) -> None:
         """Removes a snapshot; no sandbox that started from it is left."""
 
-    def gauges(self) -> dict[str, tuple[float, float]]:
-        """Limiters of the back-end's own: name -> (limit, in use)."""
+    def limiters(self) -> Sequence[LimiterStatus]:
+        """Limiters of the back-end's own, each under the name of its config field."""
 
 
 @dataclass(frozen=True)

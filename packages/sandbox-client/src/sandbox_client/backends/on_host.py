@@ -4,14 +4,15 @@ import asyncio
 import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, TypeVar
 
+from sandbox_client.backends.ends import to_its_end
 from sandbox_client.backends.local.files import SandboxFiles
 from sandbox_client.backends.local.work_diff import work_diff
 from sandbox_client.core.patch import PatchError, apply_patch
-from sandbox_client.errors import PatchRejected, TooLarge, WrongRequest
+from sandbox_client.errors import PatchRejected, TooLarge
 from sandbox_client.types import FileContent
 
 __all__ = ["SandboxOnHost"]
@@ -23,10 +24,23 @@ _FEW_FILES = 64
 
 
 class SandboxOnHost(ABC):
-    """The file half of a `BackendSandbox` whose root and work folder this host can open."""
+    """The file half of a `BackendSandbox` whose root and work folder this host can open.
 
-    def __init__(self, diff_exclude: Sequence[str]) -> None:
+    Args:
+        diff_exclude: names that a diff leaves out.
+        writable: its writable folders beside the work folder.
+        keep: copies an upper layer and those folders for a snapshot; see `SnapshotLayers.keep`.
+    """
+
+    def __init__(
+        self,
+        diff_exclude: Sequence[str],
+        writable: Sequence[str],
+        keep: Callable[[str, int, Sequence[int]], Awaitable[int]],
+    ) -> None:
         self._diff_exclude = diff_exclude
+        self._writable = writable
+        self._keep = keep
         self._files: SandboxFiles | None = None
         self._upper_fd = -1
         self._lower = Path()
@@ -105,8 +119,12 @@ class SandboxOnHost(ABC):
             return await _in_thread(lambda: _apply(patch, access))
 
     async def snapshot(self, snapshot_id: str) -> int:
-        """Refuses: a back-end that keeps snapshots does it in its own way."""
-        raise WrongRequest("this back-end keeps no snapshots; prepare each sandbox by itself")
+        """Keeps its files as layers for its forks."""
+        with self._using() as access, contextlib.ExitStack() as folders:
+            mounts = [access.folder_fd(path) for path in self._writable]
+            for fd in mounts:
+                folders.callback(os.close, fd)
+            return await self._keep(snapshot_id, self._upper_fd, mounts)
 
     def _wrote_little(self) -> bool:
         """Whether so little was written that looking at it takes no time worth a thread."""
@@ -149,10 +167,4 @@ def _apply(patch: bytes, access: SandboxFiles) -> list[str]:
 
 
 async def _in_thread(work: Callable[[], _T]) -> _T:
-    """Runs blocking work to its end, even if the caller goes away meanwhile."""
-    task = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait({task})
-        raise
+    return await to_its_end(asyncio.to_thread(work))

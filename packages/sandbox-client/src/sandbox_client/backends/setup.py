@@ -15,6 +15,7 @@ from sandbox_client.errors import EnvironmentUnknown, WrongRequest
 
 __all__ = [
     "allow_many_open_files",
+    "check_user",
     "check_workdir",
     "command_environ",
     "require_environment",
@@ -61,6 +62,15 @@ def require_environment(store: EnvironmentStore, digest: str) -> None:
             f"this host does not hold environment {digest or '(none)'}; put it with "
             "PutEnvironment, then create again",
             metadata={"digest": digest},
+        )
+
+
+def check_user(backend: str, user: str, uid: int, asked: str) -> None:
+    """Raises `WrongRequest` if a command asks for another user than the sandbox's own."""
+    if asked not in ("", user, str(uid)):
+        raise WrongRequest(
+            f"user {asked!r}: back-end `{backend}` runs every command as {user!r}, who has no "
+            "privileges; leave it empty"
         )
 
 

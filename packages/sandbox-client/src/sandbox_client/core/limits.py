@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LimiterStatus", "TokenBucket", "WaitRecord"]
+__all__ = ["LimiterStatus", "TokenBucket", "WaitRecord", "WindowBucket"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,36 @@ class TokenBucket:
         passed = max(0.0, now - self._at)
         self._tokens = min(float(self.burst), self._tokens + passed * self.rate_per_s)
         self._at = now
+
+
+class WindowBucket:
+    """A bucket of `limit` tokens, each of which comes back `window_s` after it was taken; 0: any.
+
+    In no window are there more than `limit` events, which is how registries count; a bucket that
+    fills up evenly lets through up to twice as many in its first one.
+    """
+
+    def __init__(self, limit: int, window_s: float) -> None:
+        if limit < 0 or window_s <= 0:
+            raise ValueError(f"limit must be >= 0 and window_s > 0, got {limit} and {window_s}")
+        self.limit = limit
+        self.window_s = window_s
+        self._taken: deque[float] = deque()
+
+    def take(self, now: float) -> float:
+        """Takes one token and returns 0, or returns the seconds until one is there."""
+        if self.limit == 0:
+            return 0.0
+        if self.used(now) < self.limit:
+            self._taken.append(now)
+            return 0.0
+        return self._taken[0] + self.window_s - now
+
+    def used(self, now: float) -> int:
+        """How many tokens are out at the moment."""
+        while self._taken and self._taken[0] + self.window_s <= now:
+            self._taken.popleft()
+        return len(self._taken)
 
 
 class WaitRecord:

@@ -6,14 +6,17 @@ with the reason, where it cannot run.
 
 import contextlib
 import importlib.util
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 
 from sandbox_client.backends.local.host import isolation_problems
+from sandbox_client.testing.dockerd import dockerd_missing, running_dockerd
 from sandbox_client.testing.e2b_endpoint import API_KEY, serving_endpoint, tagged_sandboxes
+from sandbox_client.testing.host_image import write_host_image
+from sandbox_client.testing.leftovers import service_cgroups
 from sandbox_client.testing.service import RunningService
 
 __all__ = ["BACKENDS", "BackendUnderTest"]
@@ -45,6 +48,8 @@ class BackendUnderTest:
     """Markers of its tests; without any they belong to the plain test command."""
     many: int = 60
     """How many sandboxes a test may ask for at once."""
+    patience: float = 1.0
+    """Factor on times in which a test expects sandboxes to be made, beside `local`."""
 
     @contextlib.contextmanager
     def ready(self) -> Iterator["BackendUnderTest"]:
@@ -64,9 +69,31 @@ def _local_missing() -> str:
     return f"sandboxes cannot be isolated here: {'; '.join(problems)}" if problems else ""
 
 
-def _local_cgroups(state_dir: Path) -> list[str]:
-    name = sha256(str(state_dir).encode()).hexdigest()[:12]
-    return [str(path) for path in Path("/sys/fs/cgroup").glob(f"**/tailrace/{name}/slot*")]
+def _local_leftovers(state_dir: Path) -> list[str]:
+    return [str(path) for path in service_cgroups(state_dir)]
+
+
+_BASE_IMAGE = "tailrace-test-base:latest"
+
+
+@contextlib.contextmanager
+def _dockerd() -> Iterator[tuple[str, ...]]:
+    with running_dockerd() as dockerd, tempfile.TemporaryFile() as root:
+        write_host_image(root)
+        root.seek(0)
+        dockerd.import_image(root, _BASE_IMAGE)
+        yield (
+            f"docker.socket={dockerd.socket}",
+            f"docker.base_image={_BASE_IMAGE}",
+            "docker.disk_watermark=1",  # however full this host is
+        )
+
+
+def _docker_mounts(state_dir: Path) -> list[str]:
+    """Its containers cannot outlive the daemon; mounts can."""
+    mounts = Path("/proc/self/mounts").read_text().splitlines()
+    places = [line.split()[1] for line in mounts]
+    return [place for place in places if place.startswith(f"{state_dir}/")]
 
 
 _e2b_url: list[str] = []
@@ -106,9 +133,18 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
         BackendUnderTest(
             name="local",
             missing=_local_missing,
-            leftovers=_local_cgroups,
+            leftovers=_local_leftovers,
             # Compiling the stand-in for python takes a while.
             quick=("local.compile_shim=false",),
+        ),
+        BackendUnderTest(
+            name="docker",
+            missing=dockerd_missing,
+            leftovers=_docker_mounts,
+            needs=_dockerd,
+            marks=("docker",),
+            many=4,
+            patience=10.0,
         ),
         BackendUnderTest(
             name="e2b",

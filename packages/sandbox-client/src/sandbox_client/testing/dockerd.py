@@ -23,7 +23,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
+from sandbox_client.backends.local.host import isolation_problems
 from sandbox_client.backends.local.jail import kernel
 
 __all__ = ["Dockerd", "dockerd_missing", "running_dockerd"]
@@ -36,8 +38,9 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 def dockerd_missing() -> str:
     """Why no dockerd can run here; empty if one can."""
-    if os.geteuid() != 0:
-        return "dockerd needs root"
+    problems = isolation_problems()
+    if problems:
+        return f"dockerd cannot run here: {'; '.join(problems)}"
     lacking = [name for name in ("dockerd", "containerd", "runc") if shutil.which(name) is None]
     if lacking:
         return f"no {', '.join(lacking)} on this host (Debian's package is docker.io)"
@@ -55,6 +58,12 @@ class Dockerd:
     pid: int
     cgroup_parent: str
     """Its containers' cgroups are below this name, in every hierarchy."""
+
+    @classmethod
+    def at(cls, socket: Path) -> "Dockerd":
+        """The daemon of `running_dockerd` that listens there."""
+        folder = socket.parent
+        return cls(folder, socket, int((folder / "pid").read_text()), folder.name)
 
     def call(self, method: str, path: str, body: bytes | IO[bytes] | None = None) -> Any:
         """Makes one call of the Engine API.
@@ -88,7 +97,7 @@ class Dockerd:
 
     def containers(self, label: str = "") -> list[str]:
         """Ids of all containers, also of those that do not run, or of those with a label."""
-        filters = json.dumps({"label": [label]} if label else {})
+        filters = quote(json.dumps({"label": [label]} if label else {}))
         return [c["Id"] for c in self.call("GET", f"/containers/json?all=1&filters={filters}")]
 
 

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shutil import which
+from types import MappingProxyType
 from typing import IO
 
 from sandbox_client.backends.local.host import base_python
@@ -22,27 +24,44 @@ _PROGRAMS = (
     "sync tac tail tee test timeout touch tr true truncate tty uname uniq unlink wc whoami yes "
     "awk cmp diff egrep find getopt grep gzip kill mount ps sed setsid tar umount unshare xargs"
 )
-_SKIPPED = ("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip")
+_SKIPPED = {
+    *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip"),
+    *("lib2to3", "pydoc_data", "turtledemo", "distutils"),
+}
+_ETC = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nagent:x:65534:65534:agent:/tmp:/bin/sh\n",
+    "etc/group": "root:x:0:\nagent:x:65534:\n",
+}
 _FOLDERS = "dev proc sys tmp run root home usr/bin usr/sbin usr/lib usr/lib64 var/tmp opt"
 
 
-def write_host_image(out: IO[bytes], *, user: str = "agent", uid: int = 65534) -> None:
-    """Writes a tar: a shell, the usual tools with their libraries, and Python at /opt/python."""
+def write_host_image(
+    out: IO[bytes],
+    *,
+    programs: Sequence[str] = tuple(_PROGRAMS.split()),
+    python: bool = True,
+    files: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Writes a tar: programs of this host with their libraries, and Python at /opt/python.
+
+    Args:
+        out: where to.
+        programs: names to look for on this host's PATH; what is not there is left out.
+        python: with this interpreter and its standard library.
+        files: further files: path without the leading slash -> text.
+    """
     with tarfile.open(fileobj=out, mode="w") as tar:
         for folder in _FOLDERS.split():
             _add_folder(tar, folder)
         for name in ("bin", "sbin", "lib", "lib64"):
             _add_link(tar, name, f"usr/{name}")
-        _add_text(
-            tar,
-            "etc/passwd",
-            f"root:x:0:0:root:/root:/bin/sh\n{user}:x:{uid}:{uid}:{user}:/tmp:/bin/sh\n",
-        )
-        _add_text(tar, "etc/group", f"root:x:0:\n{user}:x:{uid}:\n")
-        binaries = [Path(found) for name in _PROGRAMS.split() if (found := which(name))]
+        for path, text in {**_ETC, **files}.items():
+            _add_text(tar, path, text)
+        binaries = [Path(found) for name in programs if (found := which(name))]
         for binary in binaries:
             tar.add(os.path.realpath(binary), f"usr/bin/{binary.name}")
-        binaries += _add_python(tar)
+        if python:
+            binaries += _add_python(tar)
         for path, library in _libraries(binaries).items():
             tar.add(os.path.realpath(library), path)
 
@@ -58,8 +77,9 @@ def _add_python(tar: tarfile.TarFile) -> list[Path]:
     library = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(python.prefix)}))
 
     def wanted(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        parts = info.name.split("/")
-        return None if any(p in _SKIPPED or p.startswith("config-") for p in parts) else info
+        names = info.name.split("/")
+        unwanted = any(n in _SKIPPED or n.startswith("config-") or ".opt-" in n for n in names)
+        return None if unwanted else info
 
     tar.add(library, f"opt/python/lib/{version}", filter=wanted)
     modules = (library / "lib-dynload").glob("*.so")
@@ -94,5 +114,5 @@ def _add_link(tar: tarfile.TarFile, path: str, target: str) -> None:
 
 def _add_text(tar: tarfile.TarFile, path: str, text: str) -> None:
     info = tarfile.TarInfo(path)
-    info.size = len(text)
+    info.size, info.mode = len(text), 0o755 if text.startswith("#!") else 0o644
     tar.addfile(info, io.BytesIO(text.encode()))

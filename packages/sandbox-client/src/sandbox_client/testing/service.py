@@ -29,7 +29,7 @@ class RunningService:
         self.folder = folder
         self.state_dir = folder / "state"
         self.log = folder / "service.log"
-        self._settings = settings
+        self.settings = settings
         self._environ = environ or {}
         self.process: subprocess.Popen[bytes] | None = None
         self.target = ""
@@ -42,7 +42,7 @@ class RunningService:
             "server.bind=127.0.0.1:0",
             f"server.address_file={address}",
             f"state_dir={self.state_dir}",
-            *self._settings,
+            *self.settings,
         ]
         command = [sys.executable, "-m", "sandbox_client", "serve"]
         for option in options:

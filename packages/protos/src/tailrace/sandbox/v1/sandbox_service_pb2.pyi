@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -17,6 +18,31 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _ImageStage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ImageStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ImageStage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    IMAGE_STAGE_UNSPECIFIED: _ImageStage.ValueType  # 0
+    IMAGE_STAGE_PRESENT: _ImageStage.ValueType  # 1
+    """Sandboxes can start from it."""
+    IMAGE_STAGE_PULLING: _ImageStage.ValueType  # 2
+    """It is being pulled, or in line for that, or for the budget of pulls."""
+    IMAGE_STAGE_FAILED: _ImageStage.ValueType  # 3
+    """It could not be pulled; asking again tries again."""
+
+class ImageStage(_ImageStage, metaclass=_ImageStageEnumTypeWrapper): ...
+
+IMAGE_STAGE_UNSPECIFIED: ImageStage.ValueType  # 0
+IMAGE_STAGE_PRESENT: ImageStage.ValueType  # 1
+"""Sandboxes can start from it."""
+IMAGE_STAGE_PULLING: ImageStage.ValueType  # 2
+"""It is being pulled, or in line for that, or for the budget of pulls."""
+IMAGE_STAGE_FAILED: ImageStage.ValueType  # 3
+"""It could not be pulled; asking again tries again."""
+Global___ImageStage: _TypeAlias = ImageStage  # noqa: Y015
 
 @_typing.final
 class Environment(_message.Message):
@@ -193,6 +219,109 @@ class MissingEnvironmentsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___MissingEnvironmentsResponse: _TypeAlias = MissingEnvironmentsResponse  # noqa: Y015
+
+@_typing.final
+class ImageStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    stage: Global___ImageStage.ValueType
+    message: _builtins.str
+    """Why it failed, or what it waits for."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+        stage: Global___ImageStage.ValueType = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "message", b"message", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImageStatus: _TypeAlias = ImageStatus  # noqa: Y015
+
+@_typing.final
+class PrefetchImagesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def images(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        images: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchImagesRequest: _TypeAlias = PrefetchImagesRequest  # noqa: Y015
+
+@_typing.final
+class PrefetchImagesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def images(self) -> _containers.RepeatedCompositeFieldContainer[Global___ImageStatus]:
+        """In the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        images: _abc.Iterable[Global___ImageStatus] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["images", b"images"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefetchImagesResponse: _TypeAlias = PrefetchImagesResponse  # noqa: Y015
+
+@_typing.final
+class TakeImagePullRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGE_FIELD_NUMBER: _builtins.int
+    image: _builtins.str
+    """For the log of the service that keeps the budget."""
+    def __init__(
+        self,
+        *,
+        image: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeImagePullRequest: _TypeAlias = TakeImagePullRequest  # noqa: Y015
+
+@_typing.final
+class TakeImagePullResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeImagePullResponse: _TypeAlias = TakeImagePullResponse  # noqa: Y015
 
 @_typing.final
 class CreateSandboxRequest(_message.Message):

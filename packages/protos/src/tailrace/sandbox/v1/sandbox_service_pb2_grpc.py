@@ -45,6 +45,16 @@ class SandboxServiceStub:
                 request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsRequest.SerializeToString,
                 response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsResponse.FromString,
                 _registered_method=True)
+        self.PrefetchImages = channel.unary_unary(
+                '/tailrace.sandbox.v1.SandboxService/PrefetchImages',
+                request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesRequest.SerializeToString,
+                response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesResponse.FromString,
+                _registered_method=True)
+        self.TakeImagePull = channel.unary_unary(
+                '/tailrace.sandbox.v1.SandboxService/TakeImagePull',
+                request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullRequest.SerializeToString,
+                response_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullResponse.FromString,
+                _registered_method=True)
         self.CreateSandbox = channel.unary_unary(
                 '/tailrace.sandbox.v1.SandboxService/CreateSandbox',
                 request_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.CreateSandboxRequest.SerializeToString,
@@ -135,6 +145,21 @@ class SandboxServiceServicer:
 
     def MissingEnvironments(self, request, context):
         """Which of these environments the host lacks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrefetchImages(self, request, context):
+        """Has images pulled before sandboxes ask for them. Answers at once with how far each is; asking
+        again is how to wait. Back-ends without images refuse it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeImagePull(self, request, context):
+        """Takes one image pull from the budget that this service keeps for all hosts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -249,6 +274,16 @@ def add_SandboxServiceServicer_to_server(servicer, server):
                     servicer.MissingEnvironments,
                     request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsRequest.FromString,
                     response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsResponse.SerializeToString,
+            ),
+            'PrefetchImages': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrefetchImages,
+                    request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesRequest.FromString,
+                    response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesResponse.SerializeToString,
+            ),
+            'TakeImagePull': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeImagePull,
+                    request_deserializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullRequest.FromString,
+                    response_serializer=tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullResponse.SerializeToString,
             ),
             'CreateSandbox': grpc.unary_unary_rpc_method_handler(
                     servicer.CreateSandbox,
@@ -381,6 +416,60 @@ class SandboxService:
             '/tailrace.sandbox.v1.SandboxService/MissingEnvironments',
             tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsRequest.SerializeToString,
             tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.MissingEnvironmentsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrefetchImages(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.sandbox.v1.SandboxService/PrefetchImages',
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesRequest.SerializeToString,
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.PrefetchImagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeImagePull(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.sandbox.v1.SandboxService/TakeImagePull',
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullRequest.SerializeToString,
+            tailrace_dot_sandbox_dot_v1_dot_sandbox__service__pb2.TakeImagePullResponse.FromString,
             options,
             channel_credentials,
             insecure,

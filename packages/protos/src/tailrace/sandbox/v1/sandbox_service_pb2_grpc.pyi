@@ -37,6 +37,12 @@ class SandboxServiceStub:
     """Stores a folder tree (tar) under its digest. Idempotent. First message: the header."""
     MissingEnvironments: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.MissingEnvironmentsRequest, _sandbox_service_pb2.MissingEnvironmentsResponse]
     """Which of these environments the host lacks."""
+    PrefetchImages: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.PrefetchImagesRequest, _sandbox_service_pb2.PrefetchImagesResponse]
+    """Has images pulled before sandboxes ask for them. Answers at once with how far each is; asking
+    again is how to wait. Back-ends without images refuse it.
+    """
+    TakeImagePull: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.TakeImagePullRequest, _sandbox_service_pb2.TakeImagePullResponse]
+    """Takes one image pull from the budget that this service keeps for all hosts."""
     CreateSandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.RenewLeasesRequest, _sandbox_service_pb2.RenewLeasesResponse]
     DestroySandbox: _grpc.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySandboxRequest, _sandbox_service_pb2.DestroySandboxResponse]
@@ -70,6 +76,12 @@ class SandboxServiceAsyncStub(SandboxServiceStub):
     """Stores a folder tree (tar) under its digest. Idempotent. First message: the header."""
     MissingEnvironments: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.MissingEnvironmentsRequest, _sandbox_service_pb2.MissingEnvironmentsResponse]  # type: ignore[assignment]
     """Which of these environments the host lacks."""
+    PrefetchImages: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.PrefetchImagesRequest, _sandbox_service_pb2.PrefetchImagesResponse]  # type: ignore[assignment]
+    """Has images pulled before sandboxes ask for them. Answers at once with how far each is; asking
+    again is how to wait. Back-ends without images refuse it.
+    """
+    TakeImagePull: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.TakeImagePullRequest, _sandbox_service_pb2.TakeImagePullResponse]  # type: ignore[assignment]
+    """Takes one image pull from the budget that this service keeps for all hosts."""
     CreateSandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.CreateSandboxRequest, _sandbox_service_pb2.CreateSandboxResponse]  # type: ignore[assignment]
     RenewLeases: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.RenewLeasesRequest, _sandbox_service_pb2.RenewLeasesResponse]  # type: ignore[assignment]
     DestroySandbox: _aio.UnaryUnaryMultiCallable[_sandbox_service_pb2.DestroySandboxRequest, _sandbox_service_pb2.DestroySandboxResponse]  # type: ignore[assignment]
@@ -112,6 +124,24 @@ class SandboxServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_sandbox_service_pb2.MissingEnvironmentsResponse, _abc.Awaitable[_sandbox_service_pb2.MissingEnvironmentsResponse]]:
         """Which of these environments the host lacks."""
+
+    @_abc_1.abstractmethod
+    def PrefetchImages(
+        self,
+        request: _sandbox_service_pb2.PrefetchImagesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_service_pb2.PrefetchImagesResponse, _abc.Awaitable[_sandbox_service_pb2.PrefetchImagesResponse]]:
+        """Has images pulled before sandboxes ask for them. Answers at once with how far each is; asking
+        again is how to wait. Back-ends without images refuse it.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeImagePull(
+        self,
+        request: _sandbox_service_pb2.TakeImagePullRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_sandbox_service_pb2.TakeImagePullResponse, _abc.Awaitable[_sandbox_service_pb2.TakeImagePullResponse]]:
+        """Takes one image pull from the budget that this service keeps for all hosts."""
 
     @_abc_1.abstractmethod
     def CreateSandbox(

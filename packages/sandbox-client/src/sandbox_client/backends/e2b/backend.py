@@ -27,6 +27,7 @@ from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
 from sandbox_client.backends.local.store import EnvironmentStore
 from sandbox_client.backends.setup import check_workdir, require_environment, take_lock
 from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.errors import QuotaExhausted, SandboxGone, ServiceError
 from sandbox_client.types import EnvironmentRef, SandboxLimits, SandboxSpec
 
@@ -132,18 +133,15 @@ class E2BBackend:
             "own sandbox",
         )
 
-    def gauges(self) -> dict[str, tuple[float, float]]:
+    def limiters(self) -> list[LimiterStatus]:
         """Stored trees, builds and creates."""
-        builds, store = self._templates.status(), self._trees.store
         limit = float(self._config.limits.environments_bytes)
-        return {
-            "environments_bytes": (limit, float(store.size_bytes)),
-            builds.name: (builds.limit, builds.in_use + builds.waiting),
-            "e2b.creates_per_s": (
-                self._settings.creates_per_s,
-                self._pacer.used(self._clock()),
-            ),
-        }
+        creates = self._settings.creates_per_s
+        return [
+            LimiterStatus("environments_bytes", limit, float(self._trees.store.size_bytes)),
+            self._templates.status(),
+            LimiterStatus("e2b.creates_per_s", creates, self._pacer.used(self._clock())),
+        ]
 
     # -- environments
 

@@ -1,19 +1,16 @@
 """Back-end `local`: sandboxes made of namespaces on this host."""
 
 import asyncio
-import fcntl
 import logging
 import os
 import resource
-import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
 
-from service_kit.errors import StartupError
 from service_kit.server import MIB
 
 import sandbox_client
@@ -31,20 +28,23 @@ from sandbox_client.backends.local.forkserver import (
     write_record,
 )
 from sandbox_client.backends.local.jail import seccomp, wire
-from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON
-from sandbox_client.backends.local.layers import Layers, SnapshotLayers
+from sandbox_client.backends.local.layers import Layers, open_stores
 from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
-from sandbox_client.backends.local.store import EMPTY_DIGEST, EnvironmentStore
+from sandbox_client.backends.local.store import EMPTY_DIGEST
+from sandbox_client.backends.setup import (
+    allow_many_open_files,
+    check_workdir,
+    command_environ,
+    take_lock,
+)
 from sandbox_client.config import SandboxServiceConfig
-from sandbox_client.core.paths import PathRefusedError, check_mount_point
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.errors import (
-    EnvironmentUnknown,
     IsolationUnavailable,
     SandboxGone,
     SandboxUnavailable,
     WrongRequest,
 )
-from sandbox_client.limiter import Quota
 from sandbox_client.types import SandboxSpec
 
 __all__ = ["LocalBackend"]
@@ -64,20 +64,7 @@ class LocalBackend:
         self._state = config.state_dir
         self._run_dir = self._state / "run"
         self._record = self._run_dir / "forkserver"
-        self._store = EnvironmentStore(
-            self._state / "environments",
-            uid=config.local.uid,
-            gid=config.local.gid,
-            max_bytes=config.limits.environments_bytes,
-        )
-        limits = config.limits
-        self._snapshots = SnapshotLayers(
-            self._state / "environments",
-            uid=config.local.uid,
-            gid=config.local.gid,
-            quota=Quota("snapshots_bytes", limits.snapshots_bytes, limits.retry_after_s),
-            largest_bytes=limits.upload_bytes,
-        )
+        self._store, self._snapshots = open_stores(config, config.local)
         self._lock: IO[bytes] | None = None
         self._cgroups = CgroupSetup(1, {})
         self._python = host.base_python(config.local.python)
@@ -96,8 +83,8 @@ class LocalBackend:
             raise IsolationUnavailable(
                 f"this host cannot isolate sandboxes, and they never run without isolation: {text}"
             )
-        self._lock = _take_lock(self._state)
-        _allow_many_open_files()
+        self._lock = take_lock(self._state)
+        allow_many_open_files()
         self._run_dir.mkdir(exist_ok=True)
         ended = end_leftover(self._record)
         self._cgroups = detect_cgroups(self._local.cgroup_parent, self.service_id)
@@ -153,23 +140,13 @@ class LocalBackend:
             )
         return tuple(missing)
 
-    def gauges(self) -> dict[str, tuple[float, float]]:
+    def limiters(self) -> list[LimiterStatus]:
         """Disk space of stored environments and snapshots."""
-        limits, quota = self._config.limits, self._snapshots.quota
-        return {
-            "environments_bytes": (
-                float(limits.environments_bytes),
-                float(self._store.size_bytes),
-            ),
-            quota.name: (float(quota.limit), float(quota.limit - quota.left)),
-        }
+        return self._snapshots.limiters()
 
     async def remove_snapshot(self, snapshot_id: str) -> None:
-        """Removes a snapshot's layer, and lets its environment go."""
-        layers = self._snapshots.get(snapshot_id)
-        if layers is not None:
-            self._store.let_go(layers.environment)
-            await self._snapshots.remove(snapshot_id)
+        """Removes a snapshot's layer."""
+        await self._snapshots.remove(snapshot_id)
 
     # -- environments
 
@@ -179,16 +156,7 @@ class LocalBackend:
 
     async def put_environment(self, digest: str, archive: IO[bytes]) -> bool:
         """Stores a tree after verifying its digest."""
-        if digest in self._store:
-            return False
-        partial = self._store.partial_folder()
-        try:
-            size = await asyncio.to_thread(self._store.unpack, archive, digest, partial)
-            self._store.adopt(digest, partial, size)
-        finally:
-            if partial.exists():
-                await asyncio.to_thread(shutil.rmtree, partial)
-        return True
+        return await self._store.put(digest, archive)
 
     # -- sandboxes
 
@@ -215,9 +183,7 @@ class LocalBackend:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
         async def keep(snapshot_id: str, upper_fd: int, mounts: Sequence[int]) -> int:
-            size_bytes = await self._snapshots.keep(snapshot_id, upper_fd, mounts, layers)
-            self._store.hold(digest)
-            return size_bytes
+            return await self._snapshots.keep(snapshot_id, upper_fd, mounts, layers)
 
         async def end() -> None:
             try:
@@ -230,7 +196,7 @@ class LocalBackend:
             workdir,
             self._store.tree(digest),
             self._local.writable,
-            self._environ(spec.environment.env),
+            command_environ(self._local.user, self._config.exec.path, spec.environment.env),
             self._local.user,
             self._local.uid,
             self._local.gid,
@@ -282,40 +248,8 @@ class LocalBackend:
             raise WrongRequest(
                 "back-end `local` gives no network to sandboxes; set limits.network to false"
             )
-        try:
-            workdir = check_mount_point(environment.workdir)
-        except PathRefusedError as error:
-            raise WrongRequest(f"workdir: {error}") from error
-        for other in self._local.writable:
-            if f"{workdir}/".startswith(f"{other}/") or f"{other}/".startswith(f"{workdir}/"):
-                raise WrongRequest(f"workdir {workdir} overlaps the writable folder {other}")
-        if environment.snapshot:
-            found = self._snapshots.get(environment.snapshot)
-            if found is None:
-                raise EnvironmentUnknown(
-                    f"this host does not hold snapshot {environment.snapshot}",
-                    metadata={"snapshot": environment.snapshot},
-                )
-            return found
-        if environment.tree_digest not in self._store:
-            raise EnvironmentUnknown(
-                f"this host does not hold environment {environment.tree_digest or '(none)'}; put "
-                "it with PutEnvironment, then create again",
-                metadata={"digest": environment.tree_digest},
-            )
-        return Layers(environment.tree_digest)
-
-    def _environ(self, added: Mapping[str, str]) -> dict[str, str]:
-        return {
-            "HOME": "/tmp",  # noqa: S108 -- inside the sandbox
-            "PATH": self._config.exec.path,
-            "USER": self._local.user,
-            "LOGNAME": self._local.user,
-            "SHELL": "/bin/sh",
-            "TERM": "dumb",
-            **BASE_ENVIRON,
-            **added,
-        }
+        check_workdir(environment.workdir, self._local.writable)
+        return self._snapshots.find(environment)
 
     # -- the fork-server
 
@@ -365,7 +299,7 @@ class LocalBackend:
                 "rlimits": self._rlimits(),
                 "spares": local.spares,
             },
-            "environ": self._environ({}),
+            "environ": command_environ(local.user, self._config.exec.path, {}),
             "preload": local.preload,
         }
 
@@ -382,24 +316,3 @@ class LocalBackend:
         if "memory" not in self._cgroups.bases:
             limits.append((resource.RLIMIT_AS, defaults.memory_bytes))
         return limits
-
-
-def _allow_many_open_files() -> None:
-    """Every sandbox holds a few descriptors; the usual soft limit is meant for other programs."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _take_lock(state: Path) -> IO[bytes]:
-    """Makes sure that no other service uses the state folder."""
-    state.mkdir(parents=True, exist_ok=True)
-    lock = (state / "lock").open("a+b")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        lock.close()
-        raise StartupError(
-            f"state_dir {state} is in use by another sandbox service; stop that one or set "
-            "another state_dir"
-        ) from None
-    return lock

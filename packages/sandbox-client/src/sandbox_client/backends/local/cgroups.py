@@ -48,17 +48,21 @@ class SandboxCgroup:
 
     def new_oom_kills(self) -> int:
         """How many processes were killed for memory since the last call."""
+        total = self.oom_kills()
+        new, self._oom_seen = total - self._oom_seen, total
+        return new
+
+    def oom_kills(self) -> int:
+        """How many processes were ever killed for memory."""
         folder = self.folders.get("memory")
         if folder is None:
             return 0
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        total = 0
         for line in _read(folder / name).splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
-                total = int(value)
-        new, self._oom_seen = total - self._oom_seen, total
-        return new
+                return int(value)
+        return 0
 
     def is_clean(self) -> bool:
         """Whether nothing of the last sandbox is left but a little cache."""

@@ -45,6 +45,11 @@ class SandboxFiles:
         for fd in (self._work_fd, self._root_fd):
             os.close(fd)
 
+    @property
+    def work_device(self) -> int:
+        """Which file system the work folder is."""
+        return os.fstat(self._work_fd).st_dev
+
     def write(self, path: str, content: bytes, mode: int) -> None:
         """Writes one file, making folders above it as needed.
 

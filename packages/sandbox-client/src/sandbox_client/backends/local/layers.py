@@ -17,10 +17,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sandbox_client.errors import SandboxUnavailable, TooLarge
+from sandbox_client.backends.ends import to_its_end
+from sandbox_client.backends.local.store import EnvironmentStore
+from sandbox_client.backends.setup import require_environment
+from sandbox_client.config import OnHostConfig, SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
+from sandbox_client.errors import EnvironmentUnknown, SandboxUnavailable, TooLarge
 from sandbox_client.limiter import Quota
+from sandbox_client.types import EnvironmentRef
 
-__all__ = ["Layers", "SnapshotLayers"]
+__all__ = ["Layers", "SnapshotLayers", "open_stores"]
 
 FOLDER = "snapshots"
 """Its place within the folder of environments, which is what the fork-server sees."""
@@ -54,6 +60,19 @@ class Layers:
         return f"{FOLDER}/{self.snapshots[0]}/mount{number}" if number in self.mounts else None
 
 
+def open_stores(
+    config: SandboxServiceConfig, user: OnHostConfig
+) -> tuple[EnvironmentStore, "SnapshotLayers"]:
+    """The stored environments and snapshots of a service, still to be opened."""
+    limits, uid, gid = config.limits, user.uid, user.gid
+    folder = config.state_dir / "environments"
+    store = EnvironmentStore(folder, uid=uid, gid=gid, max_bytes=limits.environments_bytes)
+    quota = Quota("snapshots_bytes", limits.snapshots_bytes, limits.retry_after_s)
+    return store, SnapshotLayers(
+        store, uid=uid, gid=gid, quota=quota, largest_bytes=limits.upload_bytes
+    )
+
+
 @dataclass
 class _Stored:
     layers: Layers
@@ -66,9 +85,10 @@ class SnapshotLayers:
     """The snapshots of one service, by id and by content."""
 
     def __init__(
-        self, environments: Path, *, uid: int, gid: int, quota: Quota, largest_bytes: int
+        self, store: EnvironmentStore, *, uid: int, gid: int, quota: Quota, largest_bytes: int
     ) -> None:
-        self._folder = environments / FOLDER
+        self._store = store
+        self._folder = store.folder / FOLDER
         self._owner = (uid, gid)
         self._largest_bytes = largest_bytes
         self._stored: dict[str, _Stored] = {}
@@ -78,16 +98,33 @@ class SnapshotLayers:
         self._copying = asyncio.Lock()
         self.quota = quota
 
+    def limiters(self) -> list[LimiterStatus]:
+        """Disk space of stored environments and of snapshots."""
+        limit, used = float(self._store.max_bytes), float(self._store.size_bytes)
+        return [LimiterStatus("environments_bytes", limit, used), self.quota.status()]
+
     def open(self) -> None:
         """Empties the folder: what an earlier service kept has no lease any more."""
         if self._folder.exists():
             shutil.rmtree(self._folder)
         self._folder.mkdir(mode=0o700)
 
-    def get(self, snapshot_id: str) -> Layers | None:
-        """What a fork of this snapshot starts from."""
-        digest = self._by_id.get(snapshot_id)
-        return self._stored[digest].layers if digest else None
+    def find(self, environment: EnvironmentRef) -> Layers:
+        """What a sandbox of a snapshot or a stored environment starts from.
+
+        Raises:
+            EnvironmentUnknown: neither is here.
+        """
+        if not environment.snapshot:
+            require_environment(self._store, environment.tree_digest)
+            return Layers(environment.tree_digest)
+        digest = self._by_id.get(environment.snapshot)
+        if digest is None:
+            raise EnvironmentUnknown(
+                f"this host does not hold snapshot {environment.snapshot}",
+                metadata={"snapshot": environment.snapshot},
+            )
+        return self._stored[digest].layers
 
     async def keep(self, snapshot_id: str, upper_fd: int, mounts: Sequence[int], on: Layers) -> int:
         """Copies a sandbox's upper layer and writable folders; returns their size in bytes.
@@ -108,12 +145,7 @@ class SnapshotLayers:
             copy = _Copy(self._owner, self.quota.left, self._largest_bytes)
             try:
                 # To its end in any case, as the thread cannot be stopped.
-                work = asyncio.ensure_future(asyncio.to_thread(copy.run, partial, upper_fd, mounts))
-                try:
-                    filled = await asyncio.shield(work)
-                except asyncio.CancelledError:
-                    await asyncio.wait({work})
-                    raise
+                filled = await to_its_end(asyncio.to_thread(copy.run, partial, upper_fd, mounts))
                 return self._adopt(snapshot_id, partial, copy, filled, on)
             except _NoSpaceError:
                 raise self.quota.refusal() from None
@@ -137,6 +169,7 @@ class SnapshotLayers:
         stored = self._stored[digest]
         stored.ids.add(snapshot_id)
         self._by_id[snapshot_id] = digest
+        self._store.hold(on.environment)
         return stored.size_bytes
 
     async def remove(self, snapshot_id: str) -> None:
@@ -145,6 +178,7 @@ class SnapshotLayers:
         stored = self._stored.get(digest)
         if stored is None:
             return
+        self._store.let_go(stored.layers.environment)
         stored.ids.discard(snapshot_id)
         if stored.ids:
             return

@@ -1,7 +1,6 @@
 """One local sandbox, seen from the service."""
 
 import asyncio
-import contextlib
 import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,7 +14,7 @@ from sandbox_client.backends.local.init_channel import InitChannel
 from sandbox_client.backends.local.running import LocalCommands
 from sandbox_client.backends.on_host import SandboxOnHost
 from sandbox_client.backends.running import CommandRunner
-from sandbox_client.errors import WrongRequest
+from sandbox_client.backends.setup import check_user
 from sandbox_client.types import Command, ExecResult
 
 __all__ = ["LocalSandbox", "SandboxSettings"]
@@ -52,14 +51,13 @@ class LocalSandbox(SandboxOnHost):
         keep: Callable[[str, int, Sequence[int]], Awaitable[int]],
         end: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(settings.diff_exclude)
+        super().__init__(settings.diff_exclude, settings.writable, keep)
         self._settings = settings
         self._channel = InitChannel(channel, settings.sandbox_id, cgroup.new_oom_kills)
         commands = LocalCommands(
             self._channel, cgroup, workdir=settings.workdir, environ=settings.environ
         )
         self._runner = CommandRunner(commands, kill_grace_s=settings.kill_grace_s)
-        self._keep = keep
         self._end = end
         self._view_fd = -1
         self._destroyed: asyncio.Future[None] | None = None
@@ -90,21 +88,8 @@ class LocalSandbox(SandboxOnHost):
 
     async def run(self, command: Command, hooks: ExecHooks) -> ExecResult:
         """Runs one command to its end."""
-        settings = self._settings
-        if command.user not in ("", settings.user, str(settings.uid)):
-            raise WrongRequest(
-                f"user {command.user!r}: back-end `local` runs every command as {settings.user!r}, "
-                "who has no privileges; leave it empty"
-            )
+        check_user("local", self._settings.user, self._settings.uid, command.user)
         return await self._runner.run(command, hooks)
-
-    async def snapshot(self, snapshot_id: str) -> int:
-        """Keeps its files as layers for its forks."""
-        with self._using() as access, contextlib.ExitStack() as folders:
-            mounts = [access.folder_fd(path) for path in self._settings.writable]
-            for fd in mounts:
-                folders.callback(os.close, fd)
-            return await self._keep(snapshot_id, self._upper_fd, mounts)
 
     async def destroy(self) -> None:
         """Ends everything in it and frees what it used."""

@@ -5,6 +5,7 @@ Layout: `<folder>/<digest>/tree` with its files owned by the sandboxes' user. A 
 under a temporary name, verified and then renamed, so a digest's folder is complete if it exists.
 """
 
+import asyncio
 import contextlib
 import hashlib
 import logging
@@ -14,7 +15,7 @@ import stat
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -54,10 +55,10 @@ class EnvironmentStore:
         max_bytes: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._folder = folder
+        self.folder = folder
         self._uid = uid
         self._gid = gid
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self._clock = clock
         self._stored: dict[str, _Stored] = {}
         self._serial = 0
@@ -69,9 +70,9 @@ class EnvironmentStore:
 
     def open(self) -> None:
         """Takes stock of the folder; removes what an earlier run left unfinished."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._folder.chmod(0o700)
-        for child in self._folder.iterdir():
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+        for child in self.folder.iterdir():
             if is_digest(child.name) and (child / "tree").is_dir():
                 size = sum(f.stat().st_size for f in child.rglob("*") if not f.is_symlink())
                 self._stored[child.name] = _Stored(size, self._clock())
@@ -87,7 +88,7 @@ class EnvironmentStore:
 
     def tree(self, digest: str) -> Path:
         """Where the files of a stored environment are."""
-        return self._folder / digest / "tree"
+        return self.folder / digest / "tree"
 
     @contextlib.contextmanager
     def reserve(self, digest: str) -> Iterator[None]:
@@ -111,7 +112,7 @@ class EnvironmentStore:
     def partial_folder(self) -> Path:
         """A new folder to unpack into."""
         self._serial += 1
-        partial = self._folder / f"partial-{self._serial}"
+        partial = self.folder / f"partial-{self._serial}"
         (partial / "tree").mkdir(parents=True)
         return partial
 
@@ -139,12 +140,40 @@ class EnvironmentStore:
         self._finish(partial)
         return sum(entry.size for entry in entries)
 
+    async def put(self, digest: str, archive: IO[bytes]) -> bool:
+        """Stores a tree after verifying its digest; False if it was there."""
+        if digest in self._stored:
+            return False
+        partial = self.partial_folder()
+        try:
+            size = await asyncio.to_thread(self.unpack, archive, digest, partial)
+            self.adopt(digest, partial, size)
+        finally:
+            if partial.exists():
+                await asyncio.to_thread(shutil.rmtree, partial)
+        return True
+
+    async def put_image_folder(self, archive: IO[bytes]) -> str:
+        """Stores a folder of an image, as the Engine API packs it; returns its digest.
+
+        The folder's own name is dropped, hard links become files, and what is neither a file, a
+        folder nor a link is left out.
+        """
+        partial = self.partial_folder()
+        try:
+            digest, size = await asyncio.to_thread(self._unpack_image_folder, archive, partial)
+            self.adopt(digest, partial, size)
+        finally:
+            if partial.exists():
+                await asyncio.to_thread(shutil.rmtree, partial)
+        return digest
+
     def adopt(self, digest: str, partial: Path, size_bytes: int) -> None:
         """Makes a verified partial folder the stored environment and evicts what no longer fits."""
         if digest in self._stored:
             shutil.rmtree(partial)
             return
-        partial.rename(self._folder / digest)
+        partial.rename(self.folder / digest)
         self._stored[digest] = _Stored(size_bytes, self._clock())
         self._evict(keep=digest)
 
@@ -155,29 +184,46 @@ class EnvironmentStore:
             if stored.users == 0 and digest not in (keep, EMPTY_DIGEST)
         )
         for _, digest in idle:
-            if self.size_bytes <= self._max_bytes:
+            if self.size_bytes <= self.max_bytes:
                 return
             logger.info("evicting environment %s", digest)
             del self._stored[digest]
-            gone = self._folder / f"evicted-{digest}"
-            (self._folder / digest).rename(gone)
+            gone = self.folder / f"evicted-{digest}"
+            (self.folder / digest).rename(gone)
             shutil.rmtree(gone)
 
-    def _unpack(self, archive: IO[bytes], root: Path) -> list[TreeEntry]:
+    def _unpack_image_folder(self, archive: IO[bytes], partial: Path) -> tuple[str, int]:
+        try:
+            entries = self._unpack(archive, partial / "tree", from_image=True)
+        except (tarfile.TarError, EOFError, PathRefusedError, FileExistsError) as error:
+            raise WrongRequest(f"the image's work folder cannot be stored: {error}") from error
+        self._finish(partial)
+        return tree_digest(entries), sum(entry.size for entry in entries)
+
+    def _unpack(
+        self, archive: IO[bytes], root: Path, *, from_image: bool = False
+    ) -> list[TreeEntry]:
         entries: dict[str, TreeEntry] = {}
         total = 0
         with tarfile.open(fileobj=archive, mode="r|") as tar:
             for member in tar:
                 parts = relative_parts(member.name)
+                if from_image:
+                    parts = parts[1:]
+                    if member.isdev():
+                        continue
                 if not parts:
                     continue
                 path = "/".join(parts)
                 total += member.size
-                if total > self._max_bytes:
+                if total > self.max_bytes:
                     raise TooLarge(
-                        f"the environment has over {self._max_bytes} bytes, which is all that the "
+                        f"the environment has over {self.max_bytes} bytes, which is all that the "
                         "store may take (limits.environments_bytes)"
                     )
+                if from_image and member.islnk():
+                    entries[path] = _hard_link(member, root, path, entries)
+                    continue
                 entry = entry_of(member, path)
                 # Every parent is a folder made here: nothing is ever written through a link.
                 check_tree([*_above(entries, path), entry])
@@ -215,6 +261,18 @@ def _above(entries: dict[str, TreeEntry], path: str) -> list[TreeEntry]:
     parts = path.split("/")
     above = ("/".join(parts[:depth]) for depth in range(1, len(parts)))
     return [entries[parent] for parent in above if parent in entries]
+
+
+def _hard_link(
+    member: tarfile.TarInfo, root: Path, path: str, entries: dict[str, TreeEntry]
+) -> TreeEntry:
+    first = "/".join(relative_parts(member.linkname)[1:])
+    if first not in entries or entries[first].kind != "file":
+        raise PathRefusedError(f"entry {path!r} is a link to {first!r}, which is no file before it")
+    check_tree([*_above(entries, path), TreeEntry(path, "file")])
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    os.link(root / first, root / path)
+    return replace(entries[first], path=path)
 
 
 def _write_file(source: IO[bytes], target: Path, entry: TreeEntry) -> TreeEntry:

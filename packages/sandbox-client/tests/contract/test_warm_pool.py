@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sandbox_client import EnvironmentTree, SandboxClient, SandboxLimits
+from sandbox_client.testing.backends import BackendUnderTest
 
 StartService = Callable[..., Any]
+BACKENDS = ("local", "docker")
 
 
 async def idle(client: SandboxClient) -> float:
@@ -14,7 +16,7 @@ async def idle(client: SandboxClient) -> float:
 
 
 async def idle_becomes(client: SandboxClient, count: int) -> None:
-    for _ in range(100):
+    for _ in range(400):
         if await idle(client) == count:
             return
         await asyncio.sleep(0.05)
@@ -43,9 +45,9 @@ async def test_a_create_takes_an_idle_sandbox_that_is_like_a_new_one(
 
 
 async def test_what_nobody_asks_for_any_more_is_ended(
-    start_service: StartService, repository: EnvironmentTree
+    backend: BackendUnderTest, start_service: StartService, repository: EnvironmentTree
 ) -> None:
-    running = start_service("pool.sandboxes=2", "pool.demand_s=0.5")
+    running = start_service("pool.sandboxes=2", f"pool.demand_s={0.5 * backend.patience}")
     async with running.client() as client:
         await (await client.create(repository)).destroy()
         await idle_becomes(client, 2)

@@ -17,6 +17,7 @@ from sandbox_client import (
 )
 
 StartService = Callable[..., Any]
+BACKENDS = ("local", "docker")
 
 PREPARE = (
     "sed -i 's/a - b/a + b/' shop.py && rm pkg/gone.txt && rm -r link && mkdir -p build/out && "

@@ -1,0 +1,1 @@
+"""Sandboxes made of containers of a dockerd on this host."""
