@@ -34,6 +34,7 @@ from sandbox_client.faults import DelayInjector, FaultInjector
 from sandbox_client.limiter import Limiter, Quota
 from sandbox_client.pool import PoolKeeper
 from sandbox_client.snapshots import Snapshots
+from sandbox_client.spool import Spool
 from sandbox_client.types import (
     Command,
     EnvironmentRef,
@@ -102,8 +103,10 @@ class SandboxManager:
             new_id=new_id,
         )
         self._snapshots = Snapshots(backend, limits, clock)
-        self.spool = Quota("spool_bytes", limits.spool_bytes, limits.retry_after_s)
-        """Bytes of the trees that are on their way."""
+        room = Quota("spool_bytes", limits.spool_bytes, limits.retry_after_s)
+        self.spool = Spool(config.state_dir, room)
+        """The files and trees that are on their way."""
+        self._also: list[Callable[[], list[LimiterStatus]]] = []
         self._faults = FaultInjector(config.faults)
         self._delays = DelayInjector(config.delay)
 
@@ -439,6 +442,10 @@ class SandboxManager:
             if (living := self._living.get(record.sandbox_id)) is not None
         ]
 
+    def show(self, limiters: Callable[[], list[LimiterStatus]]) -> None:
+        """Lets what is built upon the manager tell of its own limiters too."""
+        self._also.append(limiters)
+
     def limiters(self) -> list[LimiterStatus]:
         """Every limiter of the service, under the name of its config field."""
         limits = self._config.limits
@@ -452,6 +459,7 @@ class SandboxManager:
             self._snapshots.status(),
             *self._pool.status(),
             *self._backend.limiters(),
+            *(status for limiters in self._also for status in limiters()),
         ]
 
     def status(self) -> ServiceStatus:

@@ -3,10 +3,8 @@
 import asyncio
 import contextlib
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import grpc
@@ -31,8 +29,6 @@ SERVICE_NAME = "tailrace.sandbox.v1.SandboxService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
-
-_SPOOL_BYTES = 1 << 20
 
 
 def sandbox_service(manager: SandboxManager, config: SandboxServiceConfig) -> Service:
@@ -62,7 +58,7 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
             )
         if not self._manager.missing_environments([header]):
             return pb.PutEnvironmentResponse(stored=False)
-        async with self._spooled(r.tar_chunk async for r in requests) as archive:
+        async with self._collected(r.tar_chunk async for r in requests) as archive:
             stored = await self._manager.put_environment(header, archive)
         return pb.PutEnvironmentResponse(stored=stored)
 
@@ -247,7 +243,7 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         requests = aiter(request_iterator)
         target = await _first(requests, lambda r: r.target if r.HasField("target") else None)
         sandbox = self._manager.get(target.sandbox_id)
-        async with self._spooled(r.tar_chunk async for r in requests) as archive:
+        async with self._collected(r.tar_chunk async for r in requests) as archive:
             await sandbox.upload_tree(archive, target.path or ".")
         return pb.UploadTreeResponse()
 
@@ -256,7 +252,7 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
     ) -> AsyncIterator[pb.DownloadTreeResponse]:
         """Packs a folder of a sandbox into a tar."""
         sandbox = self._manager.get(request.sandbox_id)
-        with self._manager.spool.share() as take, _spool(self._config.state_dir) as archive:
+        with self._manager.spool.file() as (archive, take):
             await sandbox.download_tree(request.path or ".", archive)
             take(archive.tell())
             archive.seek(0)
@@ -298,24 +294,20 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         """Limits, gauges and missing protections."""
         return wire.status_to_proto(self._manager.status())
 
-    @contextlib.asynccontextmanager
-    async def _spooled(self, parts: AsyncIterator[bytes]) -> AsyncIterator[IO[bytes]]:
-        """Collects a stream in a file, in memory while it is small."""
-        limit = self._config.limits.upload_bytes
-        size = 0
-        with self._manager.spool.share() as take, _spool(self._config.state_dir) as file:
-            async for part in parts:
-                take(len(part))
-                size += len(part)
-                if size > limit:
-                    raise TooLarge(f"more than {limit} bytes were sent (limits.upload_bytes)")
-                file.write(part)
-            file.seek(0)
-            yield file
+    def _collected(
+        self, parts: AsyncIterator[bytes]
+    ) -> contextlib.AbstractAsyncContextManager[IO[bytes]]:
+        """A stream as a file, in memory while it is small."""
+        return self._manager.spool.collected(_bounded(parts, self._config.limits.upload_bytes))
 
 
-def _spool(folder: Path) -> IO[bytes]:
-    return tempfile.SpooledTemporaryFile(_SPOOL_BYTES, dir=str(folder))
+async def _bounded(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for part in parts:
+        size += len(part)
+        if size > limit:
+            raise TooLarge(f"more than {limit} bytes were sent (limits.upload_bytes)")
+        yield part
 
 
 async def _first(requests: AsyncIterator[T], pick: Callable[[T], Any]) -> Any:

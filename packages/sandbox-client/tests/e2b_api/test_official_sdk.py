@@ -606,11 +606,21 @@ async def test_the_sdk_finds(name: str, sdk: E2B, box: AsyncSandbox) -> None:
 async def test_a_full_service_is_a_rate_limit_with_a_time_to_wait(
     backend: BackendUnderTest,
 ) -> None:
-    settings = (*backend.settings, *backend.quick)
-    with serving_endpoint(*settings, "limits.sandboxes=1", "limits.retry_after_s=0.1") as full:
+    settings = (*backend.settings, *backend.quick, "limits.retry_after_s=0.1")
+    bounds = ("limits.sandboxes=1", "limits.spool_bytes=1048576")
+    with serving_endpoint(*settings, *bounds) as full:
         only = await sdk_of(full).AsyncSandbox.create()
         with pytest.raises(RateLimitException, match=r"limits\.sandboxes"):
             await sdk_of(full).AsyncSandbox.create()
+        # Forms and plain bodies go different ways.
+        for data in (b"x" * 1_100_000, io.BytesIO(b"x" * 1_100_000)):
+            with pytest.raises(RateLimitException, match=r"limits\.spool_bytes"):
+                await only.files.write("large", data)
+        async with full.service.client() as client:
+            limiters = {limiter.name: limiter for limiter in (await client.status()).limiters}
+        assert limiters["spool_bytes"].in_use == 0
+        assert limiters["e2b_api.connections"].in_use > 0
+        assert limiters["e2b_api.builds"].limit == 64
         # With its retries on, the SDK waits as it is told, and gets in.
         waiting = asyncio.create_task(sdk_of(full, retries=3).AsyncSandbox.create())
         await asyncio.sleep(0.2)

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.e2b_api.connect import STREAM_TYPE, stream_failure
 from sandbox_client.e2b_api.envd_files import FileService
 from sandbox_client.e2b_api.envd_processes import ProcessService
@@ -40,6 +41,7 @@ class Endpoint:
     beside: Callable[[], Coroutine[Any, Any, None]]
     """Has to run beside it, until it is cancelled."""
     close: Callable[[], Awaitable[None]]
+    limiters: Callable[[], list[LimiterStatus]]
 
 
 def make_endpoint(
@@ -54,7 +56,7 @@ def make_endpoint(
     """
     sandboxes = Sandboxes(manager, config)
     rest, templates = RestApi(sandboxes, config), TemplateApi(manager, sandboxes, config)
-    processes, files = ProcessService(manager, config), FileService(config)
+    processes, files = ProcessService(manager, config), FileService(config, manager.spool)
 
     def api(method: str, path: str, handler: Handler) -> Route:
         return Route(path, _keyed(handler, api_key), methods=[method])
@@ -92,7 +94,7 @@ def make_endpoint(
         api("GET", build.removeprefix("/v2") + "/status", templates.status),
         api("DELETE", "/templates/{template_id:path}", templates.delete),
         # The link itself is the permission: whoever uploads sends no key.
-        Route("/uploads/{token}", templates.upload, methods=["PUT"]),
+        Route("/uploads/{token}/{files_hash}", templates.upload, methods=["PUT"]),
         Route("/health", health, methods=["GET"]),
         envd("GET", "/files", files.download),
         envd("POST", "/files", files.upload),
@@ -126,7 +128,7 @@ def make_endpoint(
         await templates.close()
         await sandboxes.close()
 
-    return Endpoint(app, sandboxes.keep_snapshots_forever, close)
+    return Endpoint(app, sandboxes.keep_snapshots_forever, close, templates.limiters)
 
 
 def _keyed(handler: Handler, api_key: str | None) -> Handler:

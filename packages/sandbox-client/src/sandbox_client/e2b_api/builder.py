@@ -14,7 +14,6 @@ from service_kit.errors import ServiceError
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.e2b_api.catalog import EMPTY_TREE, Template
 from sandbox_client.e2b_api.errors import ApiError
-from sandbox_client.e2b_api.http import spool_body
 from sandbox_client.e2b_api.messages import BuildStart, BuildStep
 from sandbox_client.e2b_api.sandboxes import ApiSandbox, Sandboxes
 from sandbox_client.manager import SandboxManager
@@ -170,7 +169,7 @@ class TemplateBuilder:
         mode: str,
         log: Callable[[str], None],
     ) -> None:
-        with await spool_body(_unzipped(archive), self._config.state_dir) as plain:
+        async with self._manager.spool.collected(_unzipped(archive)) as plain:
             await self._sandboxes.access(state.sandbox).upload_tree(plain, _UNPACKED)
         unpacked = posixpath.normpath(f"{_UNPACKED}/{source}")
         await self._run(state, ("/bin/sh", "-c", _COPY, "sh", unpacked, target, mode), log)

@@ -23,8 +23,9 @@ from sandbox_client.e2b_api.connect import unary_message
 from sandbox_client.e2b_api.entries import FIND_FORMAT, EntryInfo, parse_entries
 from sandbox_client.e2b_api.errors import ApiError, EnvdError
 from sandbox_client.e2b_api.guests import Guest
-from sandbox_client.e2b_api.http import SPOOL_BYTES, body_chunks, reply, spool_body
+from sandbox_client.e2b_api.http import body_chunks, reply
 from sandbox_client.errors import WrongRequest
+from sandbox_client.spool import SPOOL_BYTES, Spool
 from sandbox_client.types import ExecResult, FileContent
 
 __all__ = ["FileService"]
@@ -43,8 +44,9 @@ _MOVE = (
 class FileService:
     """The calls of `/files` and `filesystem.Filesystem`."""
 
-    def __init__(self, config: SandboxServiceConfig) -> None:
+    def __init__(self, config: SandboxServiceConfig, spool: Spool) -> None:
         self._config = config
+        self._spool = spool
         self._settings = config.e2b_api
 
     # -- /files
@@ -79,10 +81,10 @@ class FileService:
         encoding = request.headers.get("content-encoding", "identity")
         if encoding not in ("identity", "gzip"):
             raise ApiError(400, f"unknown Content-Encoding {encoding!r}; expected gzip or none")
-        with await spool_body(self._chunks(request), self._config.state_dir) as body:
+        async with self._spool.collected(self._chunks(request)) as body:
             if encoding == "identity":
                 return reply([await self._write(guest, guest.resolve(path), body)])
-            with await spool_body(self._unzipped(body), self._config.state_dir) as file:
+            async with self._spool.collected(self._unzipped(body)) as file:
                 return reply([await self._write(guest, guest.resolve(path), file)])
 
     async def _unzipped(self, packed: IO[bytes]) -> AsyncIterator[bytes]:
@@ -98,7 +100,13 @@ class FileService:
             raise ApiError(400, f"the body is not gzip: {error}") from None
 
     async def _upload_form(self, request: Request, guest: Guest, path: str) -> Response:
-        parser = MultiPartParser(request.headers, self._chunks(request), max_files=_MAX_FILES)
+        with self._spool.counted(self._chunks(request)) as chunks:
+            return await self._write_form(request, guest, path, chunks)
+
+    async def _write_form(
+        self, request: Request, guest: Guest, path: str, chunks: AsyncGenerator[bytes, None]
+    ) -> Response:
+        parser = MultiPartParser(request.headers, chunks, max_files=_MAX_FILES)
         try:
             form = await parser.parse()
         except MultiPartException as error:
@@ -125,7 +133,7 @@ class FileService:
             if size <= SPOOL_BYTES:
                 await access.write_files([FileContent(path, file.read())])
             else:
-                with await spool_body(_as_archive(name, size, file), self._config.state_dir) as tar:
+                async with self._spool.collected(_as_archive(name, size, file)) as tar:
                     await access.upload_tree(tar, folder)
         except ServiceError as error:
             if error.reason is Reason.TOO_LARGE:

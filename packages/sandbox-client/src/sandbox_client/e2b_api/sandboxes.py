@@ -5,7 +5,6 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import IO
 
 from service_kit.errors import ServiceError
 
@@ -13,7 +12,6 @@ from sandbox_client.backends.base import BackendSandbox, ExecHooks
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.e2b_api.catalog import EMPTY_TREE, Catalog, Template
 from sandbox_client.e2b_api.errors import ApiError, EnvdError, api_error, gone
-from sandbox_client.e2b_api.http import spool
 from sandbox_client.e2b_api.messages import ConnectSandbox, ForkSandbox, NewSandbox, NewSnapshot
 from sandbox_client.e2b_api.processes import Processes
 from sandbox_client.errors import SandboxGone
@@ -167,7 +165,7 @@ class Sandboxes:
         """Only the empty tree is the endpoint's own; others have been put by whoever named them."""
         digest = EMPTY_TREE.digest
         if environment.tree_digest == digest and self._manager.missing_environments([digest]):
-            with self._spool() as archive:
+            with self._manager.spool.file() as (archive, _):
                 archive.write(EMPTY_TREE.tar_bytes())
                 archive.seek(0)
                 await self._manager.put_environment(digest, archive)
@@ -368,9 +366,6 @@ class Sandboxes:
     def now(self) -> float:
         """The wall clock."""
         return self._clock()
-
-    def _spool(self) -> IO[bytes]:
-        return spool(self._config.state_dir)
 
     def limits_of(self, sandbox: ApiSandbox) -> SandboxLimits:
         """What the sandbox may use, defaults filled in."""

@@ -14,6 +14,7 @@ from service_kit.errors import StartupError
 from service_kit.server import BusyPort
 
 from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.e2b_api.app import make_endpoint
 from sandbox_client.manager import SandboxManager
 
@@ -63,6 +64,13 @@ async def serving_e2b_api(
             server.config.load()
         except OSError as error:
             raise StartupError(f"e2b_api: cannot use the TLS files: {error}") from error
+
+        def limiters() -> list[LimiterStatus]:
+            open_ones = float(len(server.server_state.connections))
+            connections = LimiterStatus("e2b_api.connections", settings.connections, open_ones)
+            return [connections, *endpoint.limiters()]
+
+        manager.show(limiters)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[sock]))
             beside = group.create_task(endpoint.beside())

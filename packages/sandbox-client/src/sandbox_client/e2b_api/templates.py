@@ -1,6 +1,7 @@
 """E2B's REST API for templates: requesting, uploading, building, and finding them by name."""
 
 import asyncio
+import contextlib
 import io
 import secrets
 from dataclasses import dataclass, field
@@ -10,11 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.e2b_api import messages
 from sandbox_client.e2b_api.builder import BuildError, TemplateBuilder
 from sandbox_client.e2b_api.catalog import EMPTY_TREE, Template
 from sandbox_client.e2b_api.errors import ApiError
-from sandbox_client.e2b_api.http import body_chunks, read_body, reply, spool_body
+from sandbox_client.e2b_api.http import body_chunks, read_body, reply
 from sandbox_client.e2b_api.messages import BuildStart, api_body
 from sandbox_client.e2b_api.rest_views import timestamp
 from sandbox_client.e2b_api.sandboxes import Sandboxes
@@ -26,6 +28,7 @@ __all__ = ["TemplateApi"]
 _MIB = 1 << 20
 _MAX_LOG_LINES = 10_000
 _LOG_PAGE = 100
+_MAX_FILES = 1000
 
 
 @dataclass
@@ -34,17 +37,20 @@ class _Build:
 
     wanted: Template
     status: str = "waiting"
+    token: str = field(default_factory=lambda: secrets.token_hex(16))
+    """Who knows it may upload files."""
     files: dict[str, IO[bytes]] = field(default_factory=dict)
+    held: contextlib.AsyncExitStack = field(default_factory=contextlib.AsyncExitStack)
+    """Those files' places in the spool."""
     log: list[dict[str, str]] = field(default_factory=list)
     size_bytes: int = 0
     reason: dict[str, str] | None = None
     task: asyncio.Task[None] | None = None
 
-    def forget_files(self) -> None:
-        for file in self.files.values():
-            file.close()
+    async def forget_files(self) -> None:
         self.files.clear()
         self.size_bytes = 0
+        await self.held.aclose()
 
 
 class TemplateApi:
@@ -54,17 +60,17 @@ class TemplateApi:
         self, manager: SandboxManager, sandboxes: Sandboxes, config: SandboxServiceConfig
     ) -> None:
         self._sandboxes = sandboxes
+        self._spool = manager.spool
         self._builder = TemplateBuilder(manager, sandboxes, config)
         self._config = config
         self._settings = config.e2b_api
         self._builds: dict[str, _Build] = {}
-        self._links: dict[str, tuple[_Build, str]] = {}
 
     async def request(self, request: Request) -> Response:
         """Announces a build."""
         body = api_body(messages.NewTemplate, await self._body(request))
         if len(self._builds) >= self._settings.builds:
-            self._forget_ended()
+            await self._forget_ended()
         if len(self._builds) >= self._settings.builds:
             raise ApiError(429, f"e2b_api.builds allows {self._settings.builds} builds at once")
         stem = body.name.partition(":")[0]
@@ -93,35 +99,38 @@ class TemplateApi:
         )
         for build in self._builds.values():
             if build.wanted.template_id == template_id and build.status == "waiting":
-                token = secrets.token_hex(16)
-                self._links[token] = (build, files_hash)
-                url = str(request.url.replace(path=f"/uploads/{token}", query=""))
+                path = f"/uploads/{build.token}/{files_hash}"
+                url = str(request.url.replace(path=path, query=""))
                 return reply({"present": files_hash in build.files, "url": url}, 201)
         raise ApiError(404, f"template {template_id} has no build that waits for files")
 
     async def upload(self, request: Request) -> Response:
         """Takes the files of one step."""
-        build, files_hash = self._links.pop(request.path_params["token"], (None, ""))
+        token, files_hash = (request.path_params[name] for name in ("token", "files_hash"))
+        build = next((b for b in self._builds.values() if b.token == token), None)
         if build is None:
             raise ApiError(404, "no upload is awaited here")
         chunks = body_chunks(request, self._settings.upload_bytes, self._settings.idle_timeout_s)
-        file = await spool_body(chunks, self._config.state_dir)
-        if build.status != "waiting" or files_hash in build.files:
-            file.close()
-            return Response(status_code=200)
+        async with contextlib.AsyncExitStack() as stack:
+            file = await stack.enter_async_context(self._spool.collected(chunks))
+            if build.status == "waiting" and files_hash not in build.files:
+                self._take(build, files_hash, file)
+                build.held.push_async_callback(stack.pop_all().aclose)
+        return Response(status_code=200)
+
+    def _take(self, build: _Build, files_hash: str, file: IO[bytes]) -> None:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
-        build.files[files_hash] = file
-        build.size_bytes += size
         limit = self._config.limits.upload_bytes
-        if sum(waiting.size_bytes for waiting in self._builds.values()) > limit:
-            build.forget_files()
+        waiting = sum(other.size_bytes for other in self._builds.values())
+        if waiting + size > limit or len(build.files) >= _MAX_FILES:
             raise ApiError(
                 429,
-                f"the files of all waiting builds have over {limit} bytes (limits.upload_bytes); "
-                "start them first",
+                f"the files of all waiting builds may have {limit} bytes (limits.upload_bytes), "
+                f"those of one may be {_MAX_FILES}; start them first",
             )
-        return Response(status_code=200)
+        build.size_bytes += size
+        build.files[files_hash] = file
 
     async def start(self, request: Request) -> Response:
         """Begins a build."""
@@ -163,6 +172,10 @@ class TemplateApi:
             await self._sandboxes.forget(template)
         return Response(status_code=204)
 
+    def limiters(self) -> list[LimiterStatus]:
+        """How many builds are remembered."""
+        return [LimiterStatus("e2b_api.builds", self._settings.builds, len(self._builds))]
+
     async def close(self) -> None:
         """Gives up what is being built."""
         tasks = [build.task for build in self._builds.values() if build.task is not None]
@@ -171,7 +184,7 @@ class TemplateApi:
         # How they end is nobody's concern any more.
         await asyncio.gather(*tasks, return_exceptions=True)
         for build in self._builds.values():
-            build.forget_files()
+            await build.forget_files()
 
     async def _run(self, build: _Build, body: BuildStart) -> None:
         def log(text: str) -> None:
@@ -195,7 +208,7 @@ class TemplateApi:
             self._sandboxes.catalog.add(template)
             build.status = "ready"
         finally:
-            build.forget_files()
+            await build.forget_files()
 
     def _build(self, request: Request) -> _Build:
         build = self._builds.get(request.path_params["build_id"])
@@ -203,12 +216,12 @@ class TemplateApi:
             raise ApiError(404, "no such build")
         return build
 
-    def _forget_ended(self) -> None:
+    async def _forget_ended(self) -> None:
         """Makes room: builds that have ended, and those that nobody ever started."""
-        gone = {key for key, build in self._builds.items() if build.status != "building"}
-        for key in gone:
-            self._builds.pop(key).forget_files()
-        self._links = {t: link for t, link in self._links.items() if link[0].status == "waiting"}
+        gone = [key for key, build in self._builds.items() if build.status != "building"]
+        for build in [self._builds.pop(key) for key in gone]:
+            build.status = "forgotten"
+            await build.forget_files()
 
     async def _body(self, request: Request) -> bytes:
         return await read_body(request, self._settings.message_bytes, self._settings.idle_timeout_s)
