@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from sandbox_client.backends.e2b.guest import command_line
+from sandbox_client.backends.e2b.inside import run
 from sandbox_client.backends.e2b.lines import LineReader, input_line
 
 RUN = {
@@ -127,6 +128,38 @@ def test_when_it_is_over_the_whole_tree_ends(said: tuple[str, ...]) -> None:
     assert outcome.result["signal"] == signal.SIGKILL
     assert outcome.result["timed_out"] is not bool(said)
     assert [pid for n in range(1, 6) for pid in living(f"sleep\0008{number}{n}")] == []
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, seen: list[set[tuple[int, bytes]]]) -> list[int]:
+    """Whom a supervisor kills that sees these processes, one set after the other; -1 is all."""
+    killed: list[int] = []
+    views = iter(seen)
+    supervisor = object.__new__(run.Supervisor)
+    monkeypatch.setattr(run, "_tree", lambda mark: next(views))
+    monkeypatch.setattr(os, "kill", lambda pid, _: killed.append(pid))
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    monkeypatch.setattr(supervisor, "_reap", lambda: None)
+    monkeypatch.setattr(supervisor, "_kill_all", lambda: killed.append(-1))
+    supervisor._request, supervisor._pid = {"mark": "m"}, 30
+    supervisor._kill()
+    return killed
+
+
+def test_who_is_slow_to_die_is_killed_once_and_the_command_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dying = {(pid, b"1") for pid in (10, 20, 30, 40)}
+    killed = killing(monkeypatch, [dying] * 300 + [{(20, b"2")}, set()])
+    assert killed[0] == 30
+    assert sorted(killed[1:-1]) == [10, 20, 40]
+    assert killed[-1] == 20  # another process by now
+
+
+def test_what_forks_too_fast_takes_all_the_users_processes_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed = killing(monkeypatch, [{(pid, b"1")} for pid in range(100, 300)])
+    assert killed[-1] == -1
 
 
 def test_output_so_far_comes_with_a_timeout() -> None:

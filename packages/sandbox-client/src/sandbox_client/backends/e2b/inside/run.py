@@ -23,6 +23,7 @@ _READ_BYTES = 65536
 _BACKLOG_BYTES = 262144
 _PIPE_BYTES = 1048576
 _KILL_ROUNDS = 100
+_DYING_S = 2.0
 _MARK = "TAILRACE_COMMAND"
 
 
@@ -168,13 +169,20 @@ class Supervisor:
     def _kill(self) -> None:
         """Ends the command and all that it started, however it tried to leave the tree."""
         self._killed = True
-        for _ in range(_KILL_ROUNDS):
-            victims = _tree(self._request["mark"])
-            if not victims:
+        killed: set[tuple[int, bytes]] = set()
+        rounds, end = 0, time.monotonic() + _DYING_S
+        while rounds < _KILL_ROUNDS:
+            found = _tree(self._request["mark"])
+            # Who is killed may still be there for a while, but forks no more.
+            fresh = found - killed
+            if not found or (not fresh and time.monotonic() > end):
                 return
-            for pid in victims:
+            # The command before its children: a shell that outlives them ends by itself.
+            for pid, _ in sorted(fresh, key=lambda victim: victim[0] != self._pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+            killed |= fresh
+            rounds += bool(fresh)
             self._reap()
             time.sleep(0.001)
         self._kill_all()
@@ -331,22 +339,26 @@ def _fail(text: str, code: int) -> NoReturn:
     os._exit(code)
 
 
-def _tree(mark: str) -> set[int]:
-    """This process's living descendants, and whoever carries the command's mark."""
+def _tree(mark: str) -> set[tuple[int, bytes]]:
+    """This process's living descendants, and whoever carries the command's mark.
+
+    Each with its time of start, which tells a reused pid from the earlier one.
+    """
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             fields = _file(f"/proc/{name}/stat").rpartition(b")")[2].split()
             if fields and fields[0] not in (b"Z", b"X"):
-                parents[int(name)] = int(fields[1])
-    found: set[int] = set()
+                parents[int(name), fields[19]] = int(fields[1])
+    found: set[tuple[int, bytes]] = set()
     grew = {os.getpid()}
     while grew:
-        grew = {pid for pid, parent in parents.items() if parent in grew} - found
-        found |= grew
+        new = {process for process, parent in parents.items() if parent in grew} - found
+        found |= new
+        grew = {pid for pid, _ in new}
     marked = f"{_MARK}={mark}\0".encode()
-    found |= {pid for pid in parents if marked in _file(f"/proc/{pid}/environ")}
-    return found - {os.getpid()}
+    found |= {process for process in parents if marked in _file(f"/proc/{process[0]}/environ")}
+    return {process for process in found if process[0] != os.getpid()}
 
 
 def _file(path: str) -> bytes:
