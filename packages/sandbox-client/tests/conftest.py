@@ -15,13 +15,12 @@ from sandbox_client.testing.service import RunningService
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs the contract's tests over every back-end, others over their folder's, or `local`.
 
-    A module of the contract that not every back-end can meet yet names those that do: `BACKENDS`.
+    A module with other ones names them: `BACKENDS`.
     """
     if "backend" in metafunc.fixturenames:
         folder = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-        names = [folder if folder in BACKENDS else "local"]
-        if folder == "contract":
-            names = list(getattr(metafunc.module, "BACKENDS", BACKENDS))
+        usual = BACKENDS if folder == "contract" else [folder if folder in BACKENDS else "local"]
+        names = getattr(metafunc.module, "BACKENDS", usual)
         params = [
             pytest.param(b, id=b.name, marks=[getattr(pytest.mark, mark) for mark in b.marks])
             for b in map(BACKENDS.__getitem__, names)

@@ -8,7 +8,6 @@ from sandbox_client import EnvironmentTree, SandboxClient, SandboxLimits
 from sandbox_client.testing.backends import BackendUnderTest
 
 StartService = Callable[..., Any]
-BACKENDS = ("local", "docker")
 
 
 async def idle(client: SandboxClient) -> float:

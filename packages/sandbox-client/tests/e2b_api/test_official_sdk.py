@@ -33,6 +33,7 @@ from sandbox_client.testing.e2b_endpoint import API_KEY, RunningEndpoint, servin
 
 Behaviour = Callable[[E2B, AsyncSandbox], Awaitable[None]]
 BEHAVIOURS: dict[str, Behaviour] = {}
+BACKENDS = ("local", "docker")
 
 
 @pytest.fixture(scope="session")
