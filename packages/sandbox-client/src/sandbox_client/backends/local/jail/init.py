@@ -274,20 +274,25 @@ class Init:
         if len(self._running) == 1 and not self._background:
             # One call, which no fork can outrun: the kernel holds its list of processes meanwhile.
             kill(-1)
+            _await_ends({(p.pid, p.started) for p in processes()})
             return
         # What others own is spared. A process that has cut every tie while several commands ran is
         # nobody's and ends with the first that is killed.
+        killed: set[tuple[int, int]] = set()
         for _ in range(_MAX_KILL_ROUNDS):
             everyone = processes()
             spared = tree_of(self._roots(without=target), everyone)
             spared |= tree_of(
                 [p.pid for p in everyone if (p.pid, p.started) in self._background], everyone
             )
-            victims = [p.pid for p in everyone if p.pid not in spared]
+            # Who is killed may still be there for a while, but forks no more.
+            victims = {(p.pid, p.started) for p in everyone if p.pid not in spared} - killed
             if not victims:
+                _await_ends(killed)
                 return
-            for pid in victims:
+            for pid, _ in victims:
                 kill(pid)
+            killed |= victims
         kill(-1)
 
     # -- stand-ins for `python` inside shell commands
@@ -319,6 +324,14 @@ class Init:
             if peer in tree_of((running.root, *running.warm), everyone):
                 return running
         return None
+
+
+def _await_ends(killed: set[tuple[int, int]]) -> None:
+    """Waits, a second at most, so that who gets the command's result finds none of them running."""
+    for _ in range(_MAX_KILL_ROUNDS):
+        if killed.isdisjoint({(p.pid, p.started) for p in processes()}):
+            return
+        time.sleep(0.01)
 
 
 def _find_program(name: str, path: str) -> str:
