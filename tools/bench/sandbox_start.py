@@ -15,6 +15,12 @@ All run in turn, round by round, on the same machine.
 * `bwrap.*`: all namespaces, all capabilities dropped, until a shell's first output.
 * `docker.*`: `docker run --rm --network none` likewise, one by one and four at once, as many as fit
   into --docker-s. Left out, and said so, where no dockerd can run.
+* `docker_backend.*`: the same dockerd through the same service and client as `local.*`, by the
+  back-end docker.
+
+Each ratio says how many times slower the rival is: `*.start_ratio` and `*.starts_per_s_ratio`
+compare with `local` through its service, `*.launcher_ratio` and `*.launcher_starts_per_s_ratio`
+with the back-end alone, as rivals without a service are.
 
 Usage: python tools/bench/sandbox_start.py [--rounds 5] [--starts 50] [--docker-s 120]   (as root)
 """
@@ -30,22 +36,22 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from itertools import count, repeat, takewhile
 from pathlib import Path
 
 from sandbox_client import EnvironmentTree, SandboxClient
-from sandbox_client.backends.base import ExecHooks
+from sandbox_client.backends.base import BackendSandbox, ExecHooks
 from sandbox_client.backends.local.backend import LocalBackend
 from sandbox_client.checks import complete_command, complete_spec
-from sandbox_client.config import SandboxServiceConfig
+from sandbox_client.config import LimitsConfig, SandboxServiceConfig
 from sandbox_client.testing.dockerd import dockerd_missing, running_dockerd
+from sandbox_client.testing.host_image import write_host_image
 from sandbox_client.testing.leftovers import leftovers, processes_of, service_cgroups
 from sandbox_client.testing.service import RunningService
 from sandbox_client.types import Command, EnvironmentRef, SandboxSpec
@@ -60,6 +66,8 @@ BWRAP = [
 ]
 IMAGE = "bench:latest"
 DOCKER_AT_ONCE = 4
+WITHOUT_SERVICE = ("bwrap", "docker")
+RIVALS = (*WITHOUT_SERVICE, "docker_backend")
 
 Samples = dict[str, list[float]]
 
@@ -71,17 +79,18 @@ def ms(since: float) -> float:
 # -- local, through the service
 
 
-async def one_by_one(client: SandboxClient, name: str, number: int, found: Samples) -> None:
+async def one_by_one(
+    client: SandboxClient, name: str, number: int, found: Samples, *, pause_s: float = 0.0
+) -> None:
     """Starts from the tree, each until its first command has answered."""
     for _ in range(number):
         began = time.perf_counter()
         sandbox = await client.create(TREE)
-        found[f"local.{name}create_ms"].append(ms(began))
+        found[f"{name}create_ms"].append(ms(began))
         await sandbox.run(FIRST)
-        found[f"local.{name}start_ms"].append(ms(began))
+        found[f"{name}start_ms"].append(ms(began))
         await sandbox.destroy()
-        if name:
-            await asyncio.sleep(0.02)  # the pool is filled again between starts, not within them
+        await asyncio.sleep(pause_s)
 
 
 async def forks(client: SandboxClient, number: int, found: Samples) -> None:
@@ -156,7 +165,9 @@ def own_group(service: RunningService) -> Path | None:
 
 
 @contextmanager
-def serving(folder: Path, *settings: str) -> Iterator[RunningService]:
+def serving(
+    folder: Path, *settings: str, left_by: Callable[[Path], list[str]] = leftovers
+) -> Iterator[RunningService]:
     """A service in a memory cgroup of its own; ends with a look at what it left behind."""
     folder.mkdir()
     service = RunningService(folder, *settings)
@@ -172,7 +183,7 @@ def serving(folder: Path, *settings: str) -> Iterator[RunningService]:
         code = service.stop()
         if group is not None:
             group.rmdir()
-    left = leftovers(service.state_dir)
+    left = left_by(service.state_dir)
     if code or left:
         raise SystemExit(f"the service ended with {code} and left {left}")
 
@@ -180,7 +191,7 @@ def serving(folder: Path, *settings: str) -> Iterator[RunningService]:
 # -- local, the back-end alone
 
 
-async def launcher(folder: Path, number: int, found: Samples) -> None:
+async def launcher(folder: Path, number: int, at_once: int, found: Samples) -> None:
     config = SandboxServiceConfig(state_dir=folder)
     backend = LocalBackend(config)
     await backend.start()
@@ -195,8 +206,26 @@ async def launcher(folder: Path, number: int, found: Samples) -> None:
             await sandbox.run(command, ExecHooks())
             found["local.launcher_start_ms"].append(ms(began))
             await sandbox.destroy()
+        await launcher_at_once(backend, spec, command, at_once, found)
     finally:
         await backend.stop()
+
+
+async def launcher_at_once(
+    backend: LocalBackend, spec: SandboxSpec, command: Command, number: int, found: Samples
+) -> None:
+    turns = asyncio.Semaphore(LimitsConfig().concurrent_starts)
+
+    async def up(at: int) -> BackendSandbox:
+        async with turns:
+            sandbox = await backend.create(f"once-{at}", spec)
+        await sandbox.run(command, ExecHooks())
+        return sandbox
+
+    began = time.perf_counter()
+    sandboxes = await asyncio.gather(*(up(at) for at in range(number)))
+    found["local.launcher_all_up_s"].append(time.perf_counter() - began)
+    await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
 
 
 # -- the rivals: programs that are started, and answer on a pipe
@@ -241,10 +270,10 @@ def programs_at_once(command: list[str], number: int, found: Samples) -> None:
 
 
 def docker_round(command: list[str], seconds: float, found: Samples) -> None:
-    until = time.perf_counter() + seconds / 3
+    until = time.perf_counter() + seconds
     programs_one_by_one("docker", command, (time.perf_counter() < until for _ in count()), found)
     began = time.perf_counter()
-    end = began + seconds / 2
+    end = began + seconds
 
     def start(_: int) -> list[Started]:
         mine = []
@@ -262,20 +291,28 @@ def docker_round(command: list[str], seconds: float, found: Samples) -> None:
         found["docker.teardown_s"].append(time.perf_counter() - began)
 
 
-def image() -> io.BytesIO:
-    """A root file system of a shell and its libraries, taken from this host."""
-    shell = Path("/bin/sh").resolve()
-    listing = subprocess.run(["ldd", shell], capture_output=True, text=True).stdout
-    libraries = [Path(word) for word in listing.split() if word.startswith("/")]
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as tar:
-        for target, source in [(Path("/bin/sh"), shell), *((path, path) for path in libraries)]:
-            info = tarfile.TarInfo(str(target)[1:])
-            content = source.read_bytes()
-            info.mode, info.size = 0o755, len(content)
-            tar.addfile(info, io.BytesIO(content))
-    out.seek(0)
-    return out
+# -- dockerd through the service
+
+
+async def through_docker(service: RunningService, seconds: float, found: Samples) -> None:
+    async with service.client() as client:
+        await client.put_environment(TREE)
+        until = time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            await one_by_one(client, "docker_backend.", 1, found)
+        began = time.perf_counter()
+        end = began + seconds
+
+        async def start() -> int:
+            mine = 0
+            while time.perf_counter() < end:
+                await (await client.create(TREE)).run(FIRST)
+                mine += 1
+            return mine
+
+        started = sum(await asyncio.gather(*(start() for _ in range(DOCKER_AT_ONCE))))
+        found["docker_backend.starts_per_s"].append(started / (time.perf_counter() - began))
+        await asyncio.gather(*(client.destroy(info.sandbox_id) for info in await client.list()))
 
 
 # -- together
@@ -294,21 +331,25 @@ def summarize(found: Samples, number: int) -> dict[str, float]:
         else:
             figures[name] = statistics.median(values)
     figures["local.starts_per_s"] = number / figures["local.all_up_s"]
-    for rival in ("bwrap", "docker"):
+    figures["local.launcher_starts_per_s"] = number / figures["local.launcher_all_up_s"]
+    for rival in RIVALS:
         if f"{rival}.start_ms_p50" in figures:
             figures[f"{rival}.start_ratio"] = (
                 figures[f"{rival}.start_ms_p50"] / figures["local.start_ms_p50"]
             )
-            # Without a service on either side.
+    if "bwrap.all_up_s" in figures:
+        figures["bwrap.starts_per_s"] = number / figures["bwrap.all_up_s"]
+    for rival in RIVALS:
+        if f"{rival}.starts_per_s" in figures:
+            theirs = figures[f"{rival}.starts_per_s"]
+            figures[f"{rival}.starts_per_s_ratio"] = figures["local.starts_per_s"] / theirs
+    for rival in WITHOUT_SERVICE:
+        if f"{rival}.starts_per_s" in figures:
             figures[f"{rival}.launcher_ratio"] = (
                 figures[f"{rival}.start_ms_p50"] / figures["local.launcher_start_ms_p50"]
             )
-    if "bwrap.all_up_s" in figures:
-        figures["bwrap.starts_per_s"] = number / figures["bwrap.all_up_s"]
-    for rival in ("bwrap", "docker"):
-        if f"{rival}.starts_per_s" in figures:
-            figures[f"{rival}.starts_per_s_ratio"] = (
-                figures["local.starts_per_s"] / figures[f"{rival}.starts_per_s"]
+            figures[f"{rival}.launcher_starts_per_s_ratio"] = (
+                figures["local.launcher_starts_per_s"] / figures[f"{rival}.starts_per_s"]
             )
     return figures
 
@@ -318,37 +359,54 @@ def measure(options: argparse.Namespace, stack: ExitStack, found: list[Samples])
     plain = stack.enter_context(serving(folder / "plain", f"limits.sandboxes={options.at_once}"))
     pooled = stack.enter_context(serving(folder / "pooled", "pool.sandboxes=2"))
     docker: list[str] = []
+    contained: RunningService | None = None
     if missing := dockerd_missing():
         print(f"docker is left out: {missing}")
     elif options.docker_s > 0:
         dockerd = stack.enter_context(running_dockerd())
-        dockerd.import_image(image(), IMAGE)
+        with tempfile.TemporaryFile() as root:
+            write_host_image(root)
+            root.seek(0)
+            dockerd.import_image(root, IMAGE)
         run = ["docker", "-H", f"unix://{dockerd.socket}", "run", "--rm", "-i", "--network", "none"]
         docker = [*run, IMAGE, *PROGRAM]
+        contained = stack.enter_context(
+            serving(
+                folder / "docker",
+                "backend=docker",
+                f"docker.socket={dockerd.socket}",
+                f"docker.base_image={IMAGE}",
+                "docker.disk_watermark=1",
+                left_by=lambda _: dockerd.containers(),
+            )
+        )
     if not shutil.which("bwrap"):
         print("bwrap is left out: it is not installed (Debian's package is bubblewrap)")
 
     async def through_services(now: Samples) -> None:
         async with plain.client() as client:
             await client.put_environment(TREE)
-            await one_by_one(client, "", options.starts, now)
+            await one_by_one(client, "local.", options.starts, now)
             await forks(client, options.starts, now)
             await at_once(client, plain, options.at_once, now)
         async with pooled.client() as client:
             await client.put_environment(TREE)
-            await one_by_one(client, "pooled_", options.starts, now)
+            # The pool is filled again between starts, not within them.
+            await one_by_one(client, "local.pooled_", options.starts, now, pause_s=0.02)
 
     for number in range(options.rounds):
         now: Samples = defaultdict(list)
         found.append(now)
         asyncio.run(through_services(now))
-        asyncio.run(launcher(folder / f"launcher-{number}", options.starts, now))
+        asyncio.run(launcher(folder / f"launcher-{number}", options.starts, options.at_once, now))
         if shutil.which("bwrap"):
             command = [*BWRAP, *PROGRAM]
             programs_one_by_one("bwrap", command, repeat(True, options.starts), now)
             programs_at_once(command, options.at_once, now)
-        if docker:
-            docker_round(docker, options.docker_s / options.rounds, now)
+        if contained is not None:
+            seconds = options.docker_s / options.rounds / 4
+            docker_round(docker, seconds, now)
+            asyncio.run(through_docker(contained, seconds, now))
         shown = {name: round(value, 2) for name, value in summarize(now, options.at_once).items()}
         print(number, f"load {os.getloadavg()[0]:.1f}", shown, flush=True)
 
