@@ -283,6 +283,10 @@ class TorchConfig(Config):
 
     threads: int = pydantic.Field(default=1, ge=1)
     """Threads of one operation. More than idle cores makes it many times slower."""
+    dtype: Literal["float32", "float64"] = "float32"
+    """What weights, optimizer and checkpoints are held in and all is computed in; what is published
+    has the model folder's own dtypes. `float64` is for measurements, as that of the embedded
+    engine, and takes twice the memory and time. A stage resumes in the dtype that it began in."""
     device: str = "cpu"
     """Such as `cpu` or `cuda`."""
     micro_batch_tokens: int = pydantic.Field(default=2048, ge=1)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from grpo_trainer.backends.base import PolicyAttempt, PolicySequence, WeightedSequence
 from grpo_trainer.backends.torch import TorchBackend, qwen3
-from grpo_trainer.backends.torch.folder import read_model
+from grpo_trainer.backends.torch.folder import WEIGHTS_FILE, read_model
 from grpo_trainer.backends.torch.kernels import rms_norm, rotate
 from grpo_trainer.backends.torch.optim import Optimizer, orthogonalise
 from grpo_trainer.backends.torch.packing import pack
 from grpo_trainer.config import OptimizerConfig, PolicyLossConfig, TorchConfig
 from grpo_trainer.errors import CheckpointInvalid, ModelError
 from grpo_trainer.testing.models import DENSE, MOE, write_model
+from safetensors.torch import load_file
 from torch import Tensor
 from weight_sync.publisher import RawTensor
 
 CPU = torch.device("cpu")
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def sequences(*lengths: int, seed: int = 0) -> list[np.ndarray]:
@@ -42,15 +46,21 @@ def attempts(*lengths: int, seed: int = 0) -> list[PolicyAttempt]:
     return [attempt(ids, advantage=float(rng.normal())) for ids in sequences(*lengths, seed=seed)]
 
 
-def backend(folder: Path, **torch_settings: int) -> TorchBackend:
-    made = TorchBackend(folder, TorchConfig(**torch_settings))  # type: ignore[arg-type]
+def backend(folder: Path, **torch_settings: Any) -> TorchBackend:
+    made = TorchBackend(folder, TorchConfig(**torch_settings))
     made.start_optimizer(OptimizerConfig(learning_rate=1e-2, warmup_steps=0))
     return made
 
 
+def held(model: TorchBackend) -> dict[str, Tensor]:
+    with TemporaryDirectory() as folder:
+        model.save(Path(folder))
+        return load_file(Path(folder) / WEIGHTS_FILE)
+
+
 def same(first: TorchBackend, second: TorchBackend) -> bool:
-    ours, theirs = first.weights(), second.weights()
-    return all(np.array_equal(np.asarray(ours[name]), np.asarray(theirs[name])) for name in ours)
+    ours, theirs = held(first), held(second)
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 # --- kernels
@@ -76,15 +86,36 @@ def test_rotation_and_its_gradient_are_exact() -> None:
 # --- model
 
 
+class Float64Torch:
+    """torch for transformers' modules: where they lower to float32, they go on in float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@DTYPES
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
-def test_logits_are_those_of_transformers(tmp_path: Path, config: dict[str, object]) -> None:
+def test_logits_are_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, object], dtype: str
+) -> None:
     transformers = pytest.importorskip("transformers")
     folder = write_model(tmp_path / "model", config)
+    precision: torch.dtype = getattr(torch, dtype)
+    if dtype == "float64":
+        kind = config["model_type"]
+        target = f"transformers.models.{kind}.modeling_{kind}.torch"
+        monkeypatch.setattr(target, Float64Torch())
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
+        folder,
+        dtype=precision,
+        attn_implementation="eager",
+        experts_implementation="eager",  # the others have no float64
     )
     shape = qwen3.Qwen3Shape.from_folder(folder)
-    weights = read_model(folder, qwen3.parameter_shapes(shape))
+    stored = read_model(folder, qwen3.parameter_shapes(shape))
+    weights = {name: tensor.to(precision) for name, tensor in stored.items()}
     packed = pack(sequences(5, 17, 9), CPU)
     everywhere = torch.arange(len(packed.token_ids))
     hidden = qwen3.hidden_states(shape, weights, packed, everywhere)
@@ -96,7 +127,8 @@ def test_logits_are_those_of_transformers(tmp_path: Path, config: dict[str, obje
                 for ids in sequences(5, 17, 9)
             ]
         )
-    assert torch.allclose(logits, expected, atol=3e-5)
+    tolerance = {"float32": 3e-5, "float64": 1e-12}[dtype]
+    assert torch.allclose(logits, expected, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("config", [DENSE, MOE], ids=["dense", "moe"])
@@ -131,21 +163,33 @@ def test_training_the_first_token_is_refused(tmp_path: Path) -> None:
 # --- updates
 
 
+@DTYPES
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 def test_micro_batches_do_not_change_an_update(
-    tmp_path: Path, aggregation: str, ratio: str
+    tmp_path: Path, aggregation: str, ratio: str, dtype: str
 ) -> None:
     folder = write_model(tmp_path / "m", scale=0.05)
     loss = PolicyLossConfig(aggregation=aggregation, ratio=ratio)  # type: ignore[arg-type]
     batch = attempts(30, 7, 64, 12, 30)
     results = []
     for tokens in (10_000, 40):
-        model = backend(folder, micro_batch_tokens=tokens)
+        model = backend(folder, micro_batch_tokens=tokens, dtype=dtype)
         results.append(model.policy_update(batch, loss))
-    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-4, abs=1e-6)
-    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=1e-4)
+    relative, absolute = {"float32": (1e-4, 1e-6), "float64": (1e-12, 1e-14)}[dtype]
+    assert results[0].loss == pytest.approx(results[1].loss, rel=relative, abs=absolute)
+    assert results[0].grad_norm == pytest.approx(results[1].grad_norm, rel=relative)
     assert results[0].trained_tokens == results[1].trained_tokens == 67
+
+
+def test_in_float64_an_updates_loss_is_exact(tmp_path: Path) -> None:
+    batch = attempts(30, 7, 64)
+    model = backend(write_model(tmp_path / "m", scale=0.05), dtype="float64")
+    found = model.policy_update(batch, PolicyLossConfig()).loss
+    # At the proximal policy itself each ratio is 1.
+    counts = [member.trained_tokens for member in batch]
+    gained = sum(m.advantage * n for m, n in zip(batch, counts, strict=True))
+    assert found == pytest.approx(-gained / sum(counts), rel=1e-13)
 
 
 def test_an_update_makes_good_attempts_likelier_and_bad_ones_less(tmp_path: Path) -> None:
@@ -311,11 +355,12 @@ def test_muon_leaves_embeddings_and_vectors_to_adamw() -> None:
 # --- folders
 
 
+@DTYPES
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_saving_and_loading_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> None:
+def test_saving_and_loading_goes_on_bit_for_bit(tmp_path: Path, kind: str, dtype: str) -> None:
     folder = write_model(tmp_path / "m", scale=0.05)
     config = OptimizerConfig(kind=kind, learning_rate=1e-2)  # type: ignore[arg-type]
-    original = TorchBackend(folder)
+    original = backend(folder, dtype=dtype)
     original.start_optimizer(config)
     original.keep_reference()
     batch = attempts(20, 9, 31)
@@ -324,8 +369,9 @@ def test_saving_and_loading_goes_on_bit_for_bit(tmp_path: Path, kind: str) -> No
     saved = tmp_path / "saved"
     saved.mkdir()
     original.save(saved)
-    resumed = TorchBackend(folder)
+    resumed = backend(folder, dtype=dtype)
     resumed.load(saved, optimizer=config)
+    assert {str(tensor.dtype) for tensor in held(resumed).values()} == {f"torch.{dtype}"}
     assert same(original, resumed)
     for model in (original, resumed):
         for _ in range(3):
@@ -345,15 +391,41 @@ def test_a_saved_folder_is_a_model_folder(tmp_path: Path) -> None:
     assert same(TorchBackend(saved), TorchBackend(folder))
 
 
-def test_weights_go_out_in_the_folders_dtype_and_are_kept_in_float32(tmp_path: Path) -> None:
+@DTYPES
+def test_weights_go_out_in_the_folders_dtype_and_are_kept_in_the_trainers(
+    tmp_path: Path, dtype: str
+) -> None:
     folder = write_model(tmp_path / "m", dtype=torch.bfloat16)
-    model = TorchBackend(folder)
+    model = backend(folder, dtype=dtype)
+    assert held(model)["model.norm.weight"].dtype is getattr(torch, dtype)
     out = model.weights()["model.norm.weight"]
     assert isinstance(out, RawTensor)
     assert out.dtype == "BF16"
     stored = read_model(folder, qwen3.parameter_shapes(qwen3.Qwen3Shape.from_folder(folder)))
     expected = stored["model.norm.weight"].view(torch.uint16).numpy()
     assert np.array_equal(np.asarray(out.bits), expected)
+
+
+@pytest.mark.parametrize(("written", "trained"), [("float32", "float64"), ("float64", "float32")])
+def test_a_checkpoint_of_another_dtype_gives_its_weights_but_is_not_resumed(
+    tmp_path: Path, written: str, trained: str
+) -> None:
+    folder = write_model(tmp_path / "m", scale=0.05)
+    original = backend(folder, dtype=written)
+    original.policy_update(attempts(20), PolicyLossConfig())
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    original.save(saved)
+    model, untouched = backend(folder, dtype=trained), backend(folder, dtype=trained)
+    with pytest.raises(CheckpointInvalid, match=rf"{written} and .* trains in torch\.{trained};"):
+        model.load(saved, optimizer=OptimizerConfig())
+    assert same(model, untouched)
+    model.load(saved, optimizer=None)
+    expected = {n: t.to(getattr(torch, trained)) for n, t in held(original).items()}
+    found = held(model)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+    for published in (model.weights(), model.weights_of(saved)):
+        assert {np.asarray(tensor).dtype for tensor in published.values()} == {np.dtype("float32")}
 
 
 def test_published_weights_are_a_copy(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+import torch
 from rollout_engine.engines import api_generate
 from rollout_engine.engines.api import engine_app
 from rollout_engine.engines.cpu.backend import CpuBackend
@@ -42,7 +43,8 @@ async def serving(
     model: Path, **settings: Any
 ) -> AsyncIterator[tuple[SglangClient, CpuEngine, str]]:
     config = CpuEngineConfig(model=model, **({"context_tokens": 256} | settings))
-    engine = CpuEngine(config, load_weights(model, read_spec(model)), time.monotonic)
+    weights = load_weights(model, read_spec(model), getattr(torch, config.dtype))
+    engine = CpuEngine(config, weights, time.monotonic)
     backend = CpuBackend(engine, model)
     sock = listen("127.0.0.1", 0)
     url = url_of(sock)
@@ -85,9 +87,15 @@ async def test_requests_in_flight_survive_an_update_without_a_pause(
             assert done.version_spans[-1].version == "2"
 
 
-async def test_an_update_with_another_root_hash_is_refused(dense: Path, dense_b: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+async def test_an_update_with_another_root_hash_is_refused(
+    dense: Path, dense_b: Path, dtype: str
+) -> None:
     expected = load_weights(dense_b, read_spec(dense_b)).checksum().root_hash
-    async with serving(dense) as (client, engine, url), aiohttp.ClientSession() as session:
+    async with (
+        serving(dense, dtype=dtype) as (client, engine, url),
+        aiohttp.ClientSession() as session,
+    ):
         body = {"model_path": str(dense_b), "weight_version": "2", "root_hash": "0" * 32}
         async with session.post(f"{url}/update_weights_from_disk", json=body) as reply:
             assert reply.status == 400
@@ -262,8 +270,10 @@ async def test_starting_without_a_model_or_on_a_taken_port_says_what_to_do(
     with pytest.raises(StartupError, match="Lower the former or raise it"):
         await serve_engine(CpuEngineConfig(model=dense, kv_cache_max_bytes=1000))
     taken = listen("127.0.0.1", 0)
-    with pytest.raises(StartupError, match=r"is in use; choose another port"):
-        await serve_engine(CpuEngineConfig(model=dense, port=taken.getsockname()[1]))
+    config = CpuEngineConfig(model=dense, port=taken.getsockname()[1])
+    for settings in (config, config.model_copy(update={"dtype": "float64"})):
+        with pytest.raises(StartupError, match=r"is in use; choose another port"):
+            await serve_engine(settings)
     taken.close()
 
 

@@ -33,13 +33,13 @@ from rollout_engine.engines.types import (
 from safetensors.torch import load_file, save_file
 
 
-def load(folder: Path) -> Weights:
-    return load_weights(folder, read_spec(folder))
+def load(folder: Path, dtype: str = "float32") -> Weights:
+    return load_weights(folder, read_spec(folder), getattr(torch, dtype))
 
 
 def engine(folder: Path, **settings: Any) -> CpuEngine:
     config = CpuEngineConfig(model=folder, **({"context_tokens": 64, "seed": 0} | settings))
-    return CpuEngine(config, load(folder), time.monotonic)
+    return CpuEngine(config, load(folder, config.dtype), time.monotonic)
 
 
 def submit(made: CpuEngine, tokens: list[int], rid: str = "r", **sampling: Any) -> Sequence:
@@ -277,14 +277,39 @@ def test_a_kv_cache_larger_than_allowed_is_refused_with_the_sum(dense: Path) -> 
         engine(dense, kv_cache_max_bytes=1000)
 
 
+def test_a_kv_cache_takes_twice_the_bytes_in_float64(dense: Path) -> None:
+    tokens = 64 * 64 + 65536
+    limit = tokens * 4 * (2 * 2 * 2 * 16)  # layers, keys and values, heads, their width
+    engine(dense, kv_cache_max_bytes=limit)
+    with pytest.raises(ValueError, match=f"may need {2 * limit:,} bytes"):
+        engine(dense, kv_cache_max_bytes=limit, dtype="float64")
+    engine(dense, kv_cache_max_bytes=2 * limit, dtype="float64")
+
+
+def test_weights_in_another_dtype_than_the_engines_are_refused(dense: Path, dense_b: Path) -> None:
+    config = CpuEngineConfig(model=dense, dtype="float64")
+    with pytest.raises(ValueError, match=r"float64, but the weights were loaded in .*float32"):
+        CpuEngine(config, load(dense), time.monotonic)
+    made = engine(dense)
+    with pytest.raises(ValueError, match=r"float32, but the weights were loaded in .*float64"):
+        made.swap(load(dense_b, "float64"), "2")
+    assert made.label == "default"
+    assert not made.poisoned
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_the_checksum_is_that_of_the_checkpoint(
-    dense: Path, moe: Path, write_model: Callable[..., Path]
+    dense: Path, moe: Path, write_model: Callable[..., Path], dtype: str
 ) -> None:
     manifest = pytest.importorskip("weight_sync.core.manifest")
-    half = write_model("dense", 0, torch.bfloat16)
-    names = {torch.float32: "F32", torch.bfloat16: "BF16"}
-    for folder in (dense, moe, half):
-        checksum = load(folder).checksum()
+    folders = [dense, moe, write_model("dense", 0, torch.bfloat16)]
+    if dtype == "float64":
+        folders.append(write_model("dense", 0, torch.float64))
+        tensors = load_file(folders[-1] / "model.safetensors")
+        save_file({n: t / 3 for n, t in tensors.items()}, folders[-1] / "model.safetensors")
+    names = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float64: "F64"}
+    for folder in folders:
+        checksum = load(folder, dtype).checksum()
         entries = [
             manifest.TensorEntry(
                 name,

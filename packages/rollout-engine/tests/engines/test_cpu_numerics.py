@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,65 @@ from rollout_engine.engines.cpu.spec import read_spec
 from rollout_engine.engines.cpu.weights import Weights, load_weights
 from rollout_engine.engines.types import EngineRequest, LabelSpan, PauseMode, SamplingParams
 
-TOLERANCE = 1e-5
+TOLERANCE = {"float32": 1e-5, "float64": 1e-12}
 VOCAB = 97
 
 
 @cache
-def weights_of(folder: Path) -> Weights:
-    return load_weights(folder, read_spec(folder))
+def weights_of(folder: Path, dtype: str = "float32") -> Weights:
+    return load_weights(folder, read_spec(folder), getattr(torch, dtype))
+
+
+class Float64Torch:
+    """torch for transformers' modules: where they lower to float32, they go on in float64."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+@contextmanager
+def computing_in(dtype: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("qwen3", "qwen3_moe"):
+            if dtype == "float64":
+                target = f"transformers.models.{name}.modeling_{name}.torch"
+                patch.setattr(target, Float64Torch())
+        yield
 
 
 @cache
-def reference_of(folder: Path) -> Any:
+def reference_of(folder: Path, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     loader: Any = AutoModelForCausalLM
-    return loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with computing_in(dtype):
+        made = loader.from_pretrained(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation="eager",
+            experts_implementation="eager",  # the others have no float64
+        )
+    return made.eval()
 
 
 @torch.no_grad()
-def reference_logprobs(folder: Path, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+def reference_logprobs(
+    folder: Path, tokens: list[int], temperature: float = 1.0, dtype: str = "float32"
+) -> torch.Tensor:
     """[tokens, vocab]; row i is the distribution of token i + 1."""
-    logits = reference_of(folder)(torch.tensor([tokens])).logits[0].double()
+    reference = reference_of(folder, dtype)
+    with computing_in(dtype):
+        logits = reference(torch.tensor([tokens])).logits[0].double()
     return torch.log_softmax(logits / temperature, -1)
 
 
-def engine(folder: Path, **settings: Any) -> CpuEngine:
-    config = CpuEngineConfig(model=folder, **({"context_tokens": 256, "seed": 0} | settings))
-    return CpuEngine(config, weights_of(folder), time.monotonic)
+def engine(folder: Path, dtype: str = "float32", **settings: Any) -> CpuEngine:
+    options: dict[str, Any] = {"context_tokens": 256, "seed": 0, "dtype": dtype} | settings
+    return CpuEngine(
+        CpuEngineConfig(model=folder, **options), weights_of(folder, dtype), time.monotonic
+    )
 
 
 def prompt(source: random.Random, length: int) -> list[int]:
@@ -72,29 +105,37 @@ def run(made: CpuEngine, *, steps: int = 10_000) -> None:
         steps -= 1
 
 
-def assert_exact(folder: Path, sequence: Sequence, start: int = 0, end: int | None = None) -> None:
+def assert_exact(
+    folder: Path,
+    sequence: Sequence,
+    start: int = 0,
+    end: int | None = None,
+    dtype: str = "float32",
+) -> None:
     """Check the log-probabilities of output tokens [start, end)."""
     output = sequence.output
     temperature = sequence.request.sampling.temperature
     if sequence.request.sampling.greedy:
         temperature = 1.0
-    expected = reference_logprobs(folder, sequence.tokens, temperature)
+    expected = reference_logprobs(folder, sequence.tokens, temperature, dtype)
     assert len(sequence.logprobs) == len(output)
     for index in range(start, len(output) if end is None else end):
         wanted = expected[sequence.prompt_tokens + index - 1, output[index]].item()
-        assert sequence.logprobs[index] == pytest.approx(wanted, abs=TOLERANCE)
+        assert sequence.logprobs[index] == pytest.approx(wanted, abs=TOLERANCE[dtype], rel=0)
 
 
 KINDS = pytest.mark.parametrize("kind", ["dense", "moe"])
+DTYPES = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 @KINDS
+@DTYPES
 def test_logprobs_are_exact_whatever_else_is_in_the_batch(
-    kind: str, request: pytest.FixtureRequest
+    kind: str, dtype: str, request: pytest.FixtureRequest
 ) -> None:
     folder: Path = request.getfixturevalue(kind)
     source = random.Random(0)
-    made = engine(folder, max_running_requests=6, prefill_tokens=32)
+    made = engine(folder, dtype, max_running_requests=6, prefill_tokens=32)
     sequences = []
     for number in range(20):
         sequences.append(
@@ -110,7 +151,7 @@ def test_logprobs_are_exact_whatever_else_is_in_the_batch(
             made.step()
     run(made)
     for sequence in sequences:
-        assert_exact(folder, sequence)
+        assert_exact(folder, sequence, dtype=dtype)
 
 
 def test_rows_of_very_different_lengths_stay_exact_when_they_are_reordered(dense: Path) -> None:
@@ -153,17 +194,20 @@ def test_tokens_depend_on_seed_and_prompt_alone(kind: str, request: pytest.Fixtu
 
 
 @KINDS
-def test_turns_reuse_their_prefix_and_stay_exact(kind: str, request: pytest.FixtureRequest) -> None:
+@DTYPES
+def test_turns_reuse_their_prefix_and_stay_exact(
+    kind: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
     folder: Path = request.getfixturevalue(kind)
     source = random.Random(2)
-    made = engine(folder, max_running_requests=4)
+    made = engine(folder, dtype, max_running_requests=4)
     histories = [prompt(source, 20) for _ in range(6)]
     observation: list[int] = []
     for turn in range(3):
         sequences = [submit(made, tokens, max_new_tokens=8) for tokens in histories]
         run(made)
         for sequence, tokens in zip(sequences, histories, strict=True):
-            assert_exact(folder, sequence)
+            assert_exact(folder, sequence, dtype=dtype)
             if turn:
                 # All but the token sampled last was computed in the turn before.
                 assert sequence.cached == len(tokens) - len(observation) - 1
@@ -185,38 +229,43 @@ def test_many_prompts_that_start_alike_are_computed_once(dense: Path) -> None:
 
 
 @KINDS
-def test_the_prompts_own_logprobs_are_exact(kind: str, request: pytest.FixtureRequest) -> None:
+@DTYPES
+def test_the_prompts_own_logprobs_are_exact(
+    kind: str, dtype: str, request: pytest.FixtureRequest
+) -> None:
     folder: Path = request.getfixturevalue(kind)
+    exact = partial(pytest.approx, abs=TOLERANCE[dtype], rel=0)
     source = random.Random(4)
-    made = engine(folder, prefill_tokens=16)
+    made = engine(folder, dtype, prefill_tokens=16)
     tokens = prompt(source, 50)
     sequences = [
         submit(made, tokens, logprob_start_len=start, top_logprobs_num=3) for start in (0, 20, 49)
     ]
     run(made)
-    expected = reference_logprobs(folder, tokens)
+    expected = reference_logprobs(folder, tokens, dtype=dtype)
     for sequence in sequences:
         start = sequence.request.logprob_start_len
         assert [token for _, token in sequence.prompt_logprobs] == tokens[start:]
         assert sequence.prompt_logprobs[0][0] is None
         for place, (value, token) in enumerate(sequence.prompt_logprobs[1:], start + 1):
-            assert value == pytest.approx(expected[place - 1, token].item(), abs=TOLERANCE)
+            assert value == exact(expected[place - 1, token].item())
         for place, top in enumerate(sequence.prompt_top_logprobs[1:], start + 1):
             assert top is not None
             values, ids = expected[place - 1].topk(3)
             assert [token for _, token in top] == ids.tolist()
-            assert [value for value, _ in top] == pytest.approx(values.tolist(), abs=TOLERANCE)
-        assert_exact(folder, sequence)
+            assert [value for value, _ in top] == exact(values.tolist())
+        assert_exact(folder, sequence, dtype=dtype)
         assert [len(top) for top in sequence.top_logprobs] == [3] * len(sequence.output)
 
 
-def test_greedy_takes_the_most_probable_token(dense: Path) -> None:
-    made = engine(dense)
+@DTYPES
+def test_greedy_takes_the_most_probable_token(dense: Path, dtype: str) -> None:
+    made = engine(dense, dtype)
     sequence = submit(made, [5, 6, 7], temperature=0.0)
     run(made)
-    expected = reference_logprobs(dense, sequence.tokens)
+    expected = reference_logprobs(dense, sequence.tokens, dtype=dtype)
     assert sequence.output == expected[2:-1].argmax(-1).tolist()
-    assert_exact(dense, sequence)
+    assert_exact(dense, sequence, dtype=dtype)
 
 
 def test_samples_follow_the_distribution(dense: Path) -> None:

@@ -9,7 +9,11 @@ from grpo_trainer.core.objective import Aggregation
 
 
 def attempt_weights(
-    tokens: Tensor, kind: Aggregation = Aggregation.TOKEN_MEAN, *, fixed_length: int = 0
+    tokens: Tensor,
+    kind: Aggregation = Aggregation.TOKEN_MEAN,
+    *,
+    fixed_length: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return what each token of an attempt weighs, so that the loss is a plain weighted sum.
 
@@ -20,11 +24,12 @@ def attempt_weights(
         tokens: int64 [attempts], trained tokens of each attempt in the minibatch.
         kind: What is averaged over.
         fixed_length: The constant for `FIXED_LENGTH`, in tokens.
+        dtype: Of the result; None: torch's default.
 
     Returns:
         float [attempts]; 0 for attempts without tokens.
     """
-    counts = tokens.to(torch.get_default_dtype())
+    counts = tokens.to(dtype or torch.get_default_dtype())
     present = (counts > 0).to(counts.dtype)
     if kind is Aggregation.TOKEN_MEAN:
         return present / counts.sum().clamp(min=1)

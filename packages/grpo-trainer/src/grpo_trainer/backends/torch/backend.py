@@ -64,7 +64,10 @@ class _Sums:
 
 
 class TorchBackend:
-    """Trains Qwen3 and Qwen3-MoE in float32; weights go out in the model folder's own dtypes.
+    """Trains Qwen3 and Qwen3-MoE in float32 or float64, as `config.dtype` says.
+
+    Weights, gradients and optimizer are held in that dtype, and `save` writes them in it. Weights
+    go out in the model folder's own dtypes, scores as float32.
 
     Args:
         model: A Hugging Face model folder.
@@ -78,12 +81,13 @@ class TorchBackend:
         self._config = config or TorchConfig()
         torch.set_num_threads(self._config.threads)
         self._device = torch.device(self._config.device)
+        self._dtype: torch.dtype = getattr(torch, self._config.dtype)
         self._shape = qwen3.Qwen3Shape.from_folder(model)
         self._companions = read_companions(model)
         tensors = read_model(model, qwen3.parameter_shapes(self._shape))
         self._dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
         self._weights = {
-            name: tensor.to(self._device, torch.float32, copy=True).requires_grad_()
+            name: tensor.to(self._device, self._dtype, copy=True).requires_grad_()
             for name, tensor in tensors.items()
         }
         self._clip = 0.0
@@ -137,10 +141,12 @@ class TorchBackend:
     ) -> UpdateResult:
         """Do one optimizer update on a minibatch of attempts."""
         counts = torch.tensor([attempt.trained_tokens for attempt in attempts], dtype=torch.int64)
-        weights = attempt_weights(counts, loss.aggregation, fixed_length=loss.fixed_length)
+        weights = attempt_weights(
+            counts, loss.aggregation, fixed_length=loss.fixed_length, dtype=self._dtype
+        )
         temperature = _temperature(attempts)
         behaviour = [attempt.behaviour for attempt in attempts]
-        advantages = torch.tensor([attempt.advantage for attempt in attempts])
+        advantages = torch.tensor([attempt.advantage for attempt in attempts], dtype=self._dtype)
         sums = _Sums()
         scored: dict[int, Floats] = {}
         for part in self._passes(attempts):
@@ -216,7 +222,7 @@ class TorchBackend:
 
     def save(self, folder: Path) -> None:
         """Write a complete model folder and the optimizer's state into an empty folder."""
-        # In float32, whatever is published: rounding would lose small updates at each resume.
+        # As held, whatever is published: rounding would lose small updates at each resume.
         exact = {name: tensor.detach().cpu() for name, tensor in self._weights.items()}
         save_file(exact, folder / WEIGHTS_FILE, metadata={"format": "pt"})
         for name, content in self._companions.items():
@@ -231,11 +237,23 @@ class TorchBackend:
     def load(self, folder: Path, *, optimizer: OptimizerConfig | None) -> None:
         """Take the weights of a model folder or checkpoint, and the optimizer's state if asked.
 
+        Weights alone may be of any dtype and are converted, as those of any model folder. With the
+        optimizer's state a checkpoint of another dtype is refused: to go on from it exactly is what
+        it was written for, and converted it would go on as another run, without a word.
+
         Raises:
             ModelError: The weights are not those of this model.
-            CheckpointInvalid: The optimizer's state is missing or of another kind.
+            CheckpointInvalid: The optimizer's state is missing or of another kind, or the
+                checkpoint is of another dtype.
         """
         tensors = read_model(folder, qwen3.parameter_shapes(self._shape))
+        held = {tensor.dtype for tensor in tensors.values()}
+        if optimizer is not None and held != {self._dtype}:
+            raise CheckpointInvalid(
+                f"{folder}: the checkpoint is in {', '.join(sorted(map(str, held)))} and this "
+                f"back-end trains in {self._dtype}; set torch.dtype to the checkpoint's to go on "
+                "from it, or start another stage from its weights"
+            )
         with torch.no_grad():
             for name, weight in self._weights.items():
                 weight.copy_(tensors[name])

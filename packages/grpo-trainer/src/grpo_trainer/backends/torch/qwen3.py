@@ -211,10 +211,10 @@ def output_weight(shape: Qwen3Shape, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _rotary(shape: Qwen3Shape, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    exponents = torch.arange(0, shape.head_width, 2, device=positions.device).float()
+    exponents = torch.arange(0, shape.head_width, 2, device=positions.device, dtype=dtype)
     frequencies = 1.0 / (shape.rope_theta ** (exponents / shape.head_width))
-    angles = positions.float()[:, None, None] * frequencies
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    angles = positions.to(dtype)[:, None, None] * frequencies
+    return angles.cos(), angles.sin()
 
 
 def _attention(
@@ -246,11 +246,10 @@ def _mlp(weights: Mapping[str, Tensor], at: str, x: Tensor) -> Tensor:
 
 
 def _experts(shape: Qwen3Shape, weights: Mapping[str, Tensor], at: str, x: Tensor) -> Tensor:
-    routing = functional.linear(x, weights[f"{at}gate.weight"]).float().softmax(-1)
+    routing = functional.linear(x, weights[f"{at}gate.weight"]).softmax(-1)
     shares, chosen = routing.topk(shape.experts_per_token, dim=-1)
     if shape.normalise_routing:
         shares = shares / shares.sum(-1, keepdim=True)
-    shares = shares.to(x.dtype)
     mixed = torch.zeros_like(x)
     for expert in range(shape.experts):
         token, place = (chosen == expert).nonzero(as_tuple=True)

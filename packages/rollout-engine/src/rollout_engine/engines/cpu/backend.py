@@ -18,7 +18,7 @@ from pathlib import Path
 from rollout_engine.engines.backend import Report, WeightUpdate
 from rollout_engine.engines.cpu.batch import Sequence
 from rollout_engine.engines.cpu.engine import CpuEngine
-from rollout_engine.engines.cpu.spec import ModelSpec, read_spec
+from rollout_engine.engines.cpu.spec import read_spec
 from rollout_engine.engines.cpu.weights import Weights, load_weights
 from rollout_engine.engines.errors import (
     EnginePoisoned,
@@ -115,7 +115,7 @@ class CpuBackend:
         async with self._updating:
             folder = Path(update.model_path)
             weights = await asyncio.to_thread(
-                _load, folder, self._engine.spec, update.root_hash, self._engine.config.threads
+                _load, folder, self._engine.weights, update.root_hash, self._engine.config.threads
             )
             if update.abort_all:
                 self.abort(None)
@@ -224,17 +224,16 @@ class CpuBackend:
         )
 
 
-def _load(folder: Path, spec: ModelSpec, root_hash: str | None, threads: int) -> Weights:
+def _load(folder: Path, present: Weights, root_hash: str | None, threads: int) -> Weights:
     import torch
 
     torch.set_num_threads(threads)  # counts for the calling thread alone
-    found = read_spec(folder)
-    if differences := spec.differences(found):
+    if differences := present.spec.differences(read_spec(folder)):
         raise WeightUpdateFailed(
             f"Failed to get weights: {folder} holds another model than the one served; they differ "
             f"in {differences}"
         )
-    weights = load_weights(folder, spec)
+    weights = load_weights(folder, present.spec, present.dtype)
     if root_hash is not None and (actual := weights.checksum().root_hash) != root_hash:
         raise WeightUpdateFailed(
             f"{folder}: expected weights with root hash {root_hash}, found {actual}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +12,16 @@ from torch import Tensor
 
 from rollout_engine.engines.cpu.spec import ModelSpec
 
+Floats = NDArray[np.floating[Any]]
+"""Of the dtype that the engine computes in."""
+
 LENGTH_STEP = 16
 """Attention works on multiples of this many positions, so that views can be kept and used again."""
 
-BYTES_PER_VALUE = 4
 
-
-def bytes_per_token(spec: ModelSpec) -> int:
+def bytes_per_token(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Bytes of keys and values that one token takes."""
-    return spec.layers * 2 * spec.kv_heads * spec.head_dim * BYTES_PER_VALUE
+    return spec.layers * 2 * spec.kv_heads * spec.head_dim * dtype.itemsize
 
 
 def round_up(positions: int) -> int:
@@ -28,7 +30,7 @@ def round_up(positions: int) -> int:
 
 
 class KvCache:
-    """Keys and values, float32.
+    """Keys and values.
 
     Those of running sequences are `[layers, 2, rows, kv_heads, positions, head_dim]`, those of kept
     tokens `[slots, layers, 2, kv_heads, head_dim]`.
@@ -36,13 +38,19 @@ class KvCache:
     The memory is claimed from the system as rows fill up, not at once.
 
     Attributes:
+        dtype: Of keys, values and mask.
+        array_dtype: The same, for numpy.
         layers: For each layer its part as `[2 * rows * kv_heads * positions, head_dim]`; writing
             single tokens is twice as fast through numpy.
         index: `[rows, kv_heads, 2]`, where position 0 of a row's keys and of its values lies in it.
         mask: `[rows * kv_heads, 1, positions]`, 0 at positions in use and -inf elsewhere.
     """
 
-    def __init__(self, spec: ModelSpec, rows: int, positions: int, slots: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, rows: int, positions: int, slots: int, dtype: torch.dtype
+    ) -> None:
+        self.dtype = dtype
+        self.array_dtype: np.dtype[Any] = torch.empty(0, dtype=dtype).numpy().dtype
         self.rows = rows
         self._spare = rows  # one more, for moving others in circles
         rows += 1
@@ -50,22 +58,21 @@ class KvCache:
         self._kv_heads = spec.kv_heads
         shape = (spec.layers, 2, rows, spec.kv_heads, self.positions, spec.head_dim)
         # numpy's zeros are untouched pages; torch's would be written at once.
-        self._array = np.zeros(shape, np.float32)
+        self._array = np.zeros(shape, self.array_dtype)
         self._memory = torch.from_numpy(self._array)
         self._by_layer = [(layer[0], layer[1]) for layer in self._memory]
         kept = (slots, spec.layers, 2, spec.kv_heads, spec.head_dim)
-        self._kept = torch.from_numpy(np.zeros(kept, np.float32))
+        self._kept = torch.from_numpy(np.zeros(kept, self.array_dtype))
         self.layers = [layer.reshape(-1, spec.head_dim) for layer in self._array]
         planes = np.arange(2)[None, None, :] * (rows * spec.kv_heads)
         heads = np.arange(rows * spec.kv_heads).reshape(rows, spec.kv_heads, 1)
         self.index: NDArray[np.int64] = (planes + heads) * self.positions
-        self.mask = torch.full((rows * spec.kv_heads, 1, self.positions), -torch.inf)
+        mask = (rows * spec.kv_heads, 1, self.positions)
+        self.mask = torch.full(mask, -torch.inf, dtype=dtype)
         self._arange = np.arange(rows)
         self._mask_by_row = self.mask.view(rows, spec.kv_heads, self.positions).numpy()
 
-    def views(
-        self, layer: int, first: int, end: int, length: int
-    ) -> tuple[NDArray[np.float32], Tensor]:
+    def views(self, layer: int, first: int, end: int, length: int) -> tuple[Floats, Tensor]:
         """Return the keys and values of some rows at the first positions.
 
         Shapes: `[rows, kv_heads, head_dim, length]` and `[rows * kv_heads, length, head_dim]`.
@@ -119,4 +126,4 @@ class KvCache:
         self._memory.zero_()
 
 
-__all__ = ["LENGTH_STEP", "KvCache", "bytes_per_token", "round_up"]
+__all__ = ["LENGTH_STEP", "Floats", "KvCache", "bytes_per_token", "round_up"]

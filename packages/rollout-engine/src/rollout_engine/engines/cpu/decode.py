@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from rollout_engine.engines.cpu.cache import KvCache, round_up
+from rollout_engine.engines.cpu.cache import Floats, KvCache, round_up
 from rollout_engine.engines.cpu.experts import add_experts
 from rollout_engine.engines.cpu.segments import Segment
 from rollout_engine.engines.cpu.spec import ModelSpec
@@ -80,13 +80,15 @@ class Decoder:
     def __init__(self, spec: ModelSpec, cache: KvCache, prompt_tokens: int) -> None:
         self._spec = spec
         self._cache = cache
-        self._space = Workspace(spec, cache.rows + prompt_tokens)
-        self._scores = torch.empty(cache.rows * spec.heads * cache.positions)
-        self._rope = rope_table(spec, cache.positions)
+        self._space = Workspace(spec, cache.rows + prompt_tokens, cache.dtype)
+        scores = cache.rows * spec.heads * cache.positions
+        self._scores = torch.empty(scores, dtype=cache.dtype)
+        self._rope = rope_table(spec, cache.positions, cache.dtype)
         # numpy wants its scalars typed: a Python float would be converted at every call.
-        self._hidden = np.float32(spec.hidden)
-        self._eps = np.float32(spec.norm_eps)
-        self._head_eps = np.float32(spec.norm_eps * spec.head_dim)
+        self._scalar = cache.array_dtype.type
+        self._hidden = self._scalar(spec.hidden)
+        self._eps = self._scalar(spec.norm_eps)
+        self._head_eps = self._scalar(spec.norm_eps * spec.head_dim)
         self._views: dict[int, Views] = {}
         self._picked: dict[int, States] = {}
         self._states = States(self._space.states, 0)
@@ -141,7 +143,7 @@ class Decoder:
                 add_experts(states.x, states.normed, layer.mlp)
 
     def logits(self, weights: Weights, rows: Sequence[int] | None = None) -> Tensor:
-        """Return float32 `[n, vocab]` for all tokens of the last step, or for some of them."""
+        """Return `[n, vocab]` for all tokens of the last step, or for some of them."""
         states = self._states
         if rows is not None:
             if len(rows) not in self._picked:
@@ -227,7 +229,7 @@ class Decoder:
         step = np.arange(len(row)) - np.repeat(offsets - first_token, counts)
         outputs = ((row[:, None] * spec.kv_heads + heads) * time + step[:, None]) * spec.group
         allowed = np.arange(length)[None, None, :] <= (starts[:, None] + steps)[:, :, None]
-        mask = np.where(allowed, np.float32(0), np.float32(-np.inf))
+        mask = np.where(allowed, self._scalar(0), self._scalar(-np.inf))
         return _Group(
             first_row=first_row,
             end_row=first_row + rows,
@@ -257,7 +259,7 @@ class Decoder:
         torch.index_select(flat, 0, group.outputs, out=out)
 
 
-def _attend(queries: NDArray[np.float32], attention: Attention, layer: int) -> None:
+def _attend(queries: Floats, attention: Attention, layer: int) -> None:
     keys, values = attention.layers[layer]
     # numpy's BLAS is called once for each head: for such small products that takes half the time
     # of torch.bmm, which shines where the other factor isn't transposed.

@@ -18,7 +18,7 @@ from rollout_engine.engines.cpu.batch import ABORTED, Admission, Batch, Chunk, S
 from rollout_engine.engines.cpu.cache import KvCache, bytes_per_token
 from rollout_engine.engines.cpu.config import CpuEngineConfig
 from rollout_engine.engines.cpu.decode import Decoder, PromptChunk
-from rollout_engine.engines.cpu.limits import Counters, check_memory, check_prompt
+from rollout_engine.engines.cpu.limits import Counters, check_dtype, check_memory, check_prompt
 from rollout_engine.engines.cpu.noise import derive_seed
 from rollout_engine.engines.cpu.prefix import Match, PrefixIndex
 from rollout_engine.engines.cpu.prompts import packed, score_prompts
@@ -41,17 +41,19 @@ class CpuEngine:
         clock: Seconds, for `engine_s` and rates alone.
 
     Raises:
-        ValueError: the configured KV cache is larger than the configuration allows.
+        ValueError: the configured KV cache is larger than the configuration allows, or the weights
+            are not in the configured dtype.
     """
 
     def __init__(
         self, config: CpuEngineConfig, weights: Weights, clock: Callable[[], float]
     ) -> None:
-        spec = weights.spec
+        spec, dtype = weights.spec, weights.dtype
+        check_dtype(config, dtype)
         self.config = config
         self.spec = spec
         self.context_tokens = min(config.context_tokens, spec.max_positions)
-        check_memory(config, self.context_tokens, bytes_per_token(spec))
+        check_memory(config, self.context_tokens, bytes_per_token(spec, dtype))
         self.label = config.weight_version
         self.poisoned = ""
         """Why the engine must not serve; empty if it may."""
@@ -61,16 +63,16 @@ class CpuEngine:
         self._weights = weights
         self._epoch_labels = [self.label]
         rows = config.max_running_requests
-        self._cache = KvCache(spec, rows, self.context_tokens, config.prefix_cache_tokens)
+        self._cache = KvCache(spec, rows, self.context_tokens, config.prefix_cache_tokens, dtype)
         self._decoder = Decoder(spec, self._cache, config.prefill_tokens)
-        self._rows = Rows(rows, spec.vocab, self._cache.positions)
+        self._rows = Rows(rows, spec.vocab, self._cache.positions, self._cache.array_dtype)
         self._batch = Batch(rows, config.prefill_tokens, config.prefix_cache_tokens)
         self._prefixes = PrefixIndex(config.prefix_cache_tokens)
         self._matches: dict[int, Match] = {}
         # Whether values that are not finite may be in the cache: then nothing in it is kept, since
         # what is masked is multiplied by zero, and that doesn't rid of them.
         self._tainted = False
-        self._order = RowOrder(self._cache, self._rows, self._batch, call_cost_of(spec))
+        self._order = RowOrder(self._cache, self._rows, self._batch, call_cost_of(spec, dtype))
         self._numbers = itertools.count()
         self._seed = secrets.randbits(64) if config.seed is None else config.seed
 
@@ -200,6 +202,7 @@ class CpuEngine:
         """
         if differences := self.spec.differences(weights.spec):
             raise ValueError(f"weights of another model: {differences}")
+        check_dtype(self.config, weights.dtype)
         recompute = self.config.kv_policy == "recompute" or bool(self.poisoned) or self._tainted
         self.poisoned = "weights are being swapped"
         try:

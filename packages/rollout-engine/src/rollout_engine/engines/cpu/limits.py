@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from rollout_engine.engines.cpu.config import CpuEngineConfig
 from rollout_engine.engines.errors import InvalidRequest
 from rollout_engine.engines.types import EngineRequest
@@ -44,6 +46,16 @@ def check_prompt(request: EngineRequest, vocab: int, context_tokens: int) -> Non
         )
 
 
+def check_dtype(config: CpuEngineConfig, found: torch.dtype) -> None:
+    """Refuse weights that are not in the dtype that the engine computes in.
+
+    Raises:
+        ValueError: says both.
+    """
+    if found != getattr(torch, config.dtype):
+        raise ValueError(f"dtype is {config.dtype}, but the weights were loaded in {found}")
+
+
 def check_memory(config: CpuEngineConfig, context: int, token_bytes: int) -> None:
     """Refuse a configuration whose KV cache could outgrow its limit.
 
@@ -59,4 +71,4 @@ def check_memory(config: CpuEngineConfig, context: int, token_bytes: int) -> Non
         )
 
 
-__all__ = ["Counters", "check_memory", "check_prompt"]
+__all__ = ["Counters", "check_dtype", "check_memory", "check_prompt"]

@@ -38,7 +38,8 @@ async def serve_engine(config: CpuEngineConfig) -> None:
         ) from error
     torch.set_num_threads(config.threads)
     try:
-        weights = load_weights(config.model, read_spec(config.model))
+        dtype = getattr(torch, config.dtype)
+        weights = load_weights(config.model, read_spec(config.model), dtype)
         backend = CpuBackend(CpuEngine(config, weights, time.monotonic), config.model)
     except (WeightUpdateFailed, ValueError) as error:
         raise StartupError(str(error)) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from rollout_engine.engines.cpu.batch import Batch
 from rollout_engine.engines.cpu.cache import KvCache, bytes_per_token, round_up
 from rollout_engine.engines.cpu.rows import Rows
@@ -18,9 +20,9 @@ _CALL_BYTES = 160_000
 """Keys and values of a layer that are read in the time of one more call: 8 us at 20 GB/s."""
 
 
-def call_cost_of(spec: ModelSpec) -> int:
+def call_cost_of(spec: ModelSpec, dtype: torch.dtype) -> int:
     """Return what one more attention call costs, in positions of one row."""
-    return max(1, _CALL_BYTES * spec.layers // bytes_per_token(spec))
+    return max(1, _CALL_BYTES * spec.layers // bytes_per_token(spec, dtype))
 
 
 class RowOrder:

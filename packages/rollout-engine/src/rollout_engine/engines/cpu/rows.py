@@ -6,6 +6,8 @@ when it comes, goes or is streamed.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from rollout_engine.engines.cpu.batch import Sequence
@@ -32,7 +34,7 @@ class Rows:
         plain: Rows sampled at temperature 1 without anything special.
     """
 
-    def __init__(self, rows: int, vocab: int, positions: int) -> None:
+    def __init__(self, rows: int, vocab: int, positions: int, dtype: np.dtype[Any]) -> None:
         self.computed = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
         self.generated = np.zeros(rows, np.int64)
@@ -40,9 +42,9 @@ class Rows:
         self.min_new = np.zeros(rows, np.int64)
         self.stops = np.zeros((rows, vocab), np.bool_)
         self.outputs = np.zeros((rows, positions), np.int64)
-        self.logprobs = np.zeros((rows, positions), np.float32)
+        self.logprobs = np.zeros((rows, positions), dtype)
         self.noise = np.zeros(rows, np.uint64)
-        self.inverse_temperature = np.ones(rows, np.float32)
+        self.inverse_temperature = np.ones(rows, dtype)
         self.greedy = np.zeros(rows, np.bool_)
         self.filtered = np.zeros(rows, np.bool_)
         self.filters = np.zeros((rows, 3), np.float64)

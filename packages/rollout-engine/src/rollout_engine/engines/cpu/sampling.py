@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rollout_engine.engines.cpu.cache import Floats
 from rollout_engine.engines.cpu.noise import draw
 from rollout_engine.engines.cpu.rows import Rows
 from rollout_engine.engines.types import TopLogprobs
@@ -25,7 +26,7 @@ class Sampled:
     """
 
     tokens: NDArray[np.int64]
-    logprobs: NDArray[np.float32]
+    logprobs: Floats
     top: dict[int, TopLogprobs] = field(default_factory=dict)
 
 
@@ -33,7 +34,7 @@ def sample(logits: Tensor, rows: Rows) -> Sampled:
     """Sample the next token of rows `[0, len(logits))` and advance their random numbers.
 
     Args:
-        logits: float32 [rows, vocab]; may be overwritten.
+        logits: [rows, vocab]; may be overwritten.
         rows: Says how each row is to be sampled.
     """
     count = len(logits)

@@ -8,9 +8,10 @@ so the two can't disagree about where a tensor lives.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,10 @@ DTYPES: Mapping[str, torch.dtype] = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
+    "F64": torch.float64,
 }
-"""Dtypes a checkpoint may have, by safetensors' names. All convert to float32 and back exactly."""
+"""Dtypes a checkpoint may have, by safetensors' names, if what is computed in holds them exactly:
+float32 does not hold the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Slot:
     views: tuple[Tensor, ...]
 
     def fill(self, tensor: Tensor) -> None:
-        """Copy the tensor in, converting to float32."""
+        """Copy the tensor in, converting it to the memory's dtype."""
         for view in self.views:
             view.copy_(tensor.view(view.shape))
 
@@ -98,7 +101,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One version of the weights, float32.
+    """One version of the weights, all in the dtype that is computed in.
 
     Attributes:
         embed: [vocab, hidden].
@@ -113,6 +116,11 @@ class Weights:
     head: Tensor
     slots: Mapping[str, Slot]
     dtypes: dict[str, str]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is computed in."""
+        return self.embed.dtype
 
     def checksum(self) -> WeightsChecksum:
         """Hash the memory that is being served, tensor by tensor, as the checkpoint's bytes.
@@ -135,27 +143,33 @@ class Weights:
         )
 
 
-def load_weights(folder: Path, spec: ModelSpec) -> Weights:
+def load_weights(folder: Path, spec: ModelSpec, dtype: torch.dtype = torch.float32) -> Weights:
     """Load a checkpoint into fresh memory. Everything is checked before the first byte is copied.
 
+    Args:
+        folder: Of the checkpoint.
+        spec: Of its model.
+        dtype: What to hold the weights in and compute with.
+
     Raises:
-        WeightUpdateFailed: files are missing, cut off or hold another model, or a weight is not
-            finite.
+        WeightUpdateFailed: files are missing, cut off or hold another model or a dtype that would
+            be rounded, or a weight is not finite.
     """
+    exact = [name for name, stored in DTYPES.items() if torch.promote_types(stored, dtype) == dtype]
     with ExitStack() as stack:
         files = {path: stack.enter_context(_open(path)) for path in _files(folder)}
         where = {name: file for file in files.values() for name in file.keys()}  # noqa: SIM118
-        weights = _allocate(spec, with_head="lm_head.weight" in where)
+        weights = _allocate(spec, dtype, with_head="lm_head.weight" in where)
         _check_names(folder, expected=weights.slots.keys(), found=where.keys())
         for name, slot in weights.slots.items():
             part = where[name].get_slice(name)
-            shape, dtype = tuple(part.get_shape()), part.get_dtype()
-            if shape != slot.shape or dtype not in DTYPES:
+            shape, found = tuple(part.get_shape()), part.get_dtype()
+            if shape != slot.shape or found not in exact:
                 raise WeightUpdateFailed(
-                    f"{folder}: {name} must have shape {slot.shape} and a dtype of "
-                    f"{sorted(DTYPES)}, found {shape} and {dtype}"
+                    f"{folder}: {name} must have shape {slot.shape} and a dtype of {sorted(exact)} "
+                    f"for an engine that computes in {dtype}, found {shape} and {found}"
                 )
-            weights.dtypes[name] = dtype
+            weights.dtypes[name] = found
         for name, slot in weights.slots.items():
             tensor = where[name].get_tensor(name)
             if not bool(torch.isfinite(tensor).all()):
@@ -206,14 +220,15 @@ def _some(names: list[str]) -> str:
     return f"{names[:3]} and {len(names) - 3} more" if len(names) > 3 else str(names)
 
 
-def _allocate(spec: ModelSpec, *, with_head: bool) -> Weights:
-    embed = torch.empty(spec.vocab, spec.hidden)
-    head = torch.empty(spec.hidden, spec.vocab)
-    norm = torch.empty(spec.hidden)
+def _allocate(spec: ModelSpec, dtype: torch.dtype, *, with_head: bool) -> Weights:
+    empty = partial(torch.empty, dtype=dtype)
+    embed = empty(spec.vocab, spec.hidden)
+    head = empty(spec.hidden, spec.vocab)
+    norm = empty(spec.hidden)
     slots: dict[str, Slot] = {"model.norm.weight": _slot(norm)}
     layers: list[Layer] = []
     for index in range(spec.layers):
-        layer, layer_slots = _allocate_layer(spec, index)
+        layer, layer_slots = _allocate_layer(spec, index, empty)
         layers.append(layer)
         slots |= {f"model.layers.{index}.{name}": slot for name, slot in layer_slots}
     if spec.tied_embeddings:
@@ -230,14 +245,16 @@ def _slot(*views: Tensor) -> Slot:
     return Slot(tuple(views[0].shape), views)
 
 
-def _allocate_layer(spec: ModelSpec, index: int) -> tuple[Layer, list[tuple[str, Slot]]]:
+def _allocate_layer(
+    spec: ModelSpec, index: int, empty: Callable[..., Tensor]
+) -> tuple[Layer, list[tuple[str, Slot]]]:
     group, head_dim, hidden = spec.group, spec.head_dim, spec.hidden
-    qkv = torch.empty(hidden, spec.kv_heads * (group + 2) * head_dim)
+    qkv = empty(hidden, spec.kv_heads * (group + 2) * head_dim)
     # [kv_heads, group + 2, head_dim, hidden], of which q, k and v are parts
     split = qkv.view(hidden, spec.kv_heads, group + 2, head_dim).permute(1, 2, 3, 0)
-    qk_norm = torch.empty(group + 1, head_dim)
-    out = torch.empty(spec.heads * head_dim, hidden)
-    input_norm, mlp_norm = torch.empty(hidden), torch.empty(hidden)
+    qk_norm = empty(group + 1, head_dim)
+    out = empty(spec.heads * head_dim, hidden)
+    input_norm, mlp_norm = empty(hidden), empty(hidden)
     pairs = split.view(spec.kv_heads, group + 2, head_dim // 2, 2, hidden).transpose(2, 3)
     norm_pairs = qk_norm.view(group + 1, head_dim // 2, 2).transpose(1, 2)
     query, kv = (spec.heads * head_dim, hidden), (spec.kv_heads * head_dim, hidden)
@@ -253,23 +270,25 @@ def _allocate_layer(spec: ModelSpec, index: int) -> tuple[Layer, list[tuple[str,
     ]
     mlp: DenseMlp | ExpertsMlp
     if spec.experts is not None and index in spec.experts.layers:
-        mlp = _allocate_experts(hidden, spec.experts)
+        mlp = _allocate_experts(hidden, spec.experts, empty)
         slots += _expert_slots(mlp)
     else:
         mlp = DenseMlp(
-            gate_up=torch.empty(hidden, 2 * spec.intermediate),
-            down=torch.empty(spec.intermediate, hidden),
+            gate_up=empty(hidden, 2 * spec.intermediate),
+            down=empty(spec.intermediate, hidden),
         )
         slots += [(f"mlp.{name}", slot) for name, slot in _mlp_slots(mlp.gate_up, mlp.down)]
     return Layer(input_norm, qkv, qk_norm, out, mlp_norm, mlp), slots
 
 
-def _allocate_experts(hidden: int, experts: ExpertsSpec) -> ExpertsMlp:
+def _allocate_experts(
+    hidden: int, experts: ExpertsSpec, empty: Callable[..., Tensor]
+) -> ExpertsMlp:
     return ExpertsMlp(
         spec=experts,
-        router=torch.empty(hidden, experts.count),
-        gate_up=torch.empty(experts.count, hidden, 2 * experts.intermediate),
-        down=torch.empty(experts.count, experts.intermediate, hidden),
+        router=empty(hidden, experts.count),
+        gate_up=empty(experts.count, hidden, 2 * experts.intermediate),
+        down=empty(experts.count, experts.intermediate, hidden),
     )
 
 

@@ -5,6 +5,8 @@ Making a view costs as much as a small operation: the views of each batch size a
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ class States:
     def __init__(self, memory: Tensor, tokens: int) -> None:
         self.x, self.normed = memory[:, :tokens]
         self.x_array = self.x.numpy()
-        self.scale = torch.empty(tokens, 1)
+        self.scale = memory.new_empty(tokens, 1)
         self.scale_array = self.scale.squeeze(-1).numpy()
 
 
@@ -70,17 +72,18 @@ class Views:
 class Workspace:
     """Preallocated memory for every intermediate result of a step of at most `tokens` tokens."""
 
-    def __init__(self, spec: ModelSpec, tokens: int) -> None:
+    def __init__(self, spec: ModelSpec, tokens: int, dtype: torch.dtype) -> None:
+        empty = partial(torch.empty, dtype=dtype)
         hidden, head_dim = spec.hidden, spec.head_dim
         qk = (tokens, spec.kv_heads, spec.group + 1)
-        self.states = torch.empty(2, tokens, hidden)
-        self.picked = torch.empty(2, tokens, hidden)
-        self.qkv = torch.empty(tokens, spec.kv_heads * (spec.group + 2) * head_dim)
-        self.head_scale, self.head_normed = torch.empty(*qk, 1), torch.empty(*qk, head_dim)
-        self.rope = torch.empty(tokens, spec.group + 1, head_dim)
-        self.attended = torch.empty(tokens, spec.heads * head_dim)
-        self.gate_up = torch.empty(MLP_BLOCK, 2 * spec.intermediate)
-        self.act = torch.empty(MLP_BLOCK, spec.intermediate)
+        self.states = empty(2, tokens, hidden)
+        self.picked = empty(2, tokens, hidden)
+        self.qkv = empty(tokens, spec.kv_heads * (spec.group + 2) * head_dim)
+        self.head_scale, self.head_normed = empty(*qk, 1), empty(*qk, head_dim)
+        self.rope = empty(tokens, spec.group + 1, head_dim)
+        self.attended = empty(tokens, spec.heads * head_dim)
+        self.gate_up = empty(MLP_BLOCK, 2 * spec.intermediate)
+        self.act = empty(MLP_BLOCK, spec.intermediate)
         self.kv_index = np.empty((tokens, spec.kv_heads, 2), np.int64)
         self.ids = torch.empty(tokens, dtype=torch.int64)
         self.positions = torch.empty(tokens, dtype=torch.int64)
@@ -107,14 +110,15 @@ def _as_pairs(tensor: Tensor) -> Tensor:
     return torch.view_as_complex(tensor.view(*tensor.shape[:-1], tensor.shape[-1] // 2, 2))
 
 
-def rope_table(spec: ModelSpec, positions: int) -> Tensor:
+def rope_table(spec: ModelSpec, positions: int, dtype: torch.dtype) -> Tensor:
     """Return `[positions, group + 1, head_dim]`: cosine and sine of each pair of dimensions.
 
     They are scaled by what the norm of queries and keys leaves out, and queries besides by the
     attention's own factor: `sqrt(head_dim)` for keys, and 1 in all for queries.
     """
-    steps = torch.arange(0, spec.head_dim, 2, dtype=torch.int64).float() / spec.head_dim
-    angles = torch.arange(positions).float()[:, None] * (1.0 / spec.rope_theta**steps)[None, :]
+    steps = torch.arange(0, spec.head_dim, 2, dtype=dtype) / spec.head_dim
+    frequencies = 1.0 / spec.rope_theta**steps
+    angles = torch.arange(positions, dtype=dtype)[:, None] * frequencies[None, :]
     pairs = torch.stack([angles.cos(), angles.sin()], -1).flatten(1)
     return torch.stack([pairs] * spec.group + [pairs * spec.head_dim**0.5], 1).contiguous()
 
