@@ -104,7 +104,7 @@ class SandboxManager:
         )
         self._snapshots = Snapshots(backend, limits, clock)
         room = Quota("spool_bytes", limits.spool_bytes, limits.retry_after_s)
-        self.spool = Spool(config.state_dir, room)
+        self.spool = Spool(config.state_dir, room, limits.upload_bytes)
         """The files and trees that are on their way."""
         self._also: list[Callable[[], list[LimiterStatus]]] = []
         self._faults = FaultInjector(config.faults)

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from functools import partial
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from service_kit.server import Service
@@ -58,7 +58,7 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
             )
         if not self._manager.missing_environments([header]):
             return pb.PutEnvironmentResponse(stored=False)
-        async with self._collected(r.tar_chunk async for r in requests) as archive:
+        async with self._manager.spool.collected(r.tar_chunk async for r in requests) as archive:
             stored = await self._manager.put_environment(header, archive)
         return pb.PutEnvironmentResponse(stored=stored)
 
@@ -243,7 +243,7 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
         requests = aiter(request_iterator)
         target = await _first(requests, lambda r: r.target if r.HasField("target") else None)
         sandbox = self._manager.get(target.sandbox_id)
-        async with self._collected(r.tar_chunk async for r in requests) as archive:
+        async with self._manager.spool.collected(r.tar_chunk async for r in requests) as archive:
             await sandbox.upload_tree(archive, target.path or ".")
         return pb.UploadTreeResponse()
 
@@ -286,28 +286,13 @@ class SandboxServicer(pb_grpc.SandboxServiceServicer):
             if len(patch) > limit:
                 raise TooLarge(f"the patch is larger than {limit} bytes (limits.diff_bytes)")
         changed = await self._manager.get(target.sandbox_id).apply_patch(bytes(patch))
-        return pb.ApplyPatchResponse(changed_paths=changed)
+        return pb.ApplyPatchResponse(changed_paths=[wire.text(path) for path in changed])
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: Context
     ) -> pb.GetStatusResponse:
         """Limits, gauges and missing protections."""
         return wire.status_to_proto(self._manager.status())
-
-    def _collected(
-        self, parts: AsyncIterator[bytes]
-    ) -> contextlib.AbstractAsyncContextManager[IO[bytes]]:
-        """A stream as a file, in memory while it is small."""
-        return self._manager.spool.collected(_bounded(parts, self._config.limits.upload_bytes))
-
-
-async def _bounded(parts: AsyncIterator[bytes], limit: int) -> AsyncIterator[bytes]:
-    size = 0
-    async for part in parts:
-        size += len(part)
-        if size > limit:
-            raise TooLarge(f"more than {limit} bytes were sent (limits.upload_bytes)")
-        yield part
 
 
 async def _first(requests: AsyncIterator[T], pick: Callable[[T], Any]) -> Any:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import IO
 
 from sandbox_client.core.limits import LimiterStatus
+from sandbox_client.errors import TooLarge
 from sandbox_client.limiter import Quota
 
 __all__ = ["SPOOL_BYTES", "Spool"]
@@ -15,12 +16,34 @@ SPOOL_BYTES = 1 << 20
 """What one of them may take in memory; with more it goes to disk."""
 
 
-class Spool:
-    """Temporary files of one folder, which together hold no more than a quota."""
+class _BoundedFile(tempfile.SpooledTemporaryFile[bytes]):
+    """A temporary file that takes only so much."""
 
-    def __init__(self, folder: Path, quota: Quota) -> None:
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        super().__init__(SPOOL_BYTES, dir=str(folder))
+        self._max_bytes = max_bytes
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        """Writes, or raises `TooLarge`."""
+        # Before, not after: a sandbox's sparse files are of any size and take nothing of its disk.
+        if self.tell() + len(data) > self._max_bytes:
+            raise TooLarge(f"more than {self._max_bytes} bytes in one call (limits.upload_bytes)")
+        return super().write(data)
+
+
+class Spool:
+    """Temporary files of one folder, which together hold no more than a quota.
+
+    Args:
+        folder: where they are made.
+        quota: what they share.
+        max_bytes: what each of them takes at most.
+    """
+
+    def __init__(self, folder: Path, quota: Quota, max_bytes: int) -> None:
         self._folder = folder
         self._quota = quota
+        self._max_bytes = max_bytes
 
     @contextlib.contextmanager
     def file(self) -> Iterator[tuple[IO[bytes], Callable[[int], None]]]:
@@ -28,10 +51,11 @@ class Spool:
 
         Raises:
             QuotaExhausted: from telling, when there is no room for them.
+            TooLarge: from writing, more than a file may take.
         """
         with (
             self._quota.share() as take,
-            tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(self._folder)) as file,
+            _BoundedFile(self._folder, self._max_bytes) as file,
         ):
             yield file, take
 
@@ -41,6 +65,7 @@ class Spool:
 
         Raises:
             QuotaExhausted: there is no room for them.
+            TooLarge: they are more than a file may take.
         """
         with self.file() as (file, take):
             async for part in parts:
@@ -51,7 +76,7 @@ class Spool:
 
     @contextlib.contextmanager
     def counted(self, parts: AsyncIterator[bytes]) -> Iterator[AsyncGenerator[bytes, None]]:
-        """The parts for somebody else to keep until the end; errors as `collected`."""
+        """The parts for somebody else to keep until the end; `QuotaExhausted` as above."""
         with self._quota.share() as take:
 
             async def counting() -> AsyncGenerator[bytes, None]:

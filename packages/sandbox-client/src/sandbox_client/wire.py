@@ -1,5 +1,6 @@
 """The edge to protobuf: messages to and from the values of `types`."""
 
+import os
 from collections.abc import Iterator
 
 from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
@@ -40,10 +41,16 @@ __all__ = [
     "spec_to_proto",
     "status_from_proto",
     "status_to_proto",
+    "text",
 ]
 
 CHUNK_BYTES = 256 * 1024
 """Size of the pieces in which files, trees and diffs travel."""
+
+
+def text(name: str) -> str:
+    """A file's name as protobuf takes it: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode(errors="replace")
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sandbox_client.core.git_diff import FileState, file_diff, quote_path
+from sandbox_client.core.git_diff import Effort, FileState, file_diff, quote_path
 from sandbox_client.core.patch import PatchError, apply_patch
 
 Tree = dict[str, FileState]
@@ -43,6 +43,28 @@ def patched(old: Tree, patch: bytes) -> Tree:
 @given(trees, trees)
 def test_a_diff_applied_to_the_old_tree_gives_the_new_one(old: Tree, new: Tree) -> None:
     assert patched(old, diff_of(old, new)) == new
+
+
+@given(trees, trees, st.integers(0, 60))
+def test_without_effort_a_diff_is_longer_and_still_right(old: Tree, new: Tree, steps: int) -> None:
+    effort = Effort(steps)
+    paths = sorted({*old, *new})
+    diff = b"".join(file_diff(p.encode(), old.get(p), new.get(p), effort) for p in paths)
+    assert patched(old, diff) == new
+
+
+def test_repeated_lines_use_up_the_effort_and_no_more() -> None:
+    """Every second line is the same: a comparison to the end takes the cube of their number."""
+    old = FileState(b"".join(b"old %d\n\n" % n for n in range(300)))
+    new = FileState(b"".join(b"new %d\n\n" % n for n in range(300)))
+    effort = Effort(100_000)
+    assert file_diff(b"x", old, new, effort).count(b"\n@@") == 1
+    assert -100_000 < effort.steps < 0
+    # Spent once, it is spent for the files that follow.
+    assert file_diff(b"y", FileState(b"a\nb\nc\nd\n"), FileState(b"b\nx\n"), effort).count(b"-") > 2
+    much = Effort(100_000_000)
+    assert file_diff(b"x", old, new, much).count(b"\n \n") == 300
+    assert much.steps < 95_000_000
 
 
 @given(trees)

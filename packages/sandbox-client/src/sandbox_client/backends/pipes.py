@@ -14,6 +14,8 @@ _READ_BYTES = 64 * 1024
 _READS_A_TURN = 16
 # Most commands are over sooner; their output is then read at once, without any waiting for it.
 _WATCH_AFTER_S = 0.01
+# What a background process writes is drained at leisure: it must not keep the service busy.
+_BACKGROUND_PAUSE_S = 0.05
 
 
 class OutputPipe:
@@ -105,7 +107,11 @@ class OutputPipe:
                 self._waiting = self._loop.create_task(self._read_on(self._room))
                 return
             if not self._read_once():
-                return
+                break
+        if self._ended and self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            self._watched = False
+            self._watch_timer = self._loop.call_later(_BACKGROUND_PAUSE_S, self.watch)
 
     async def _read_on(self, room: asyncio.Event) -> None:
         await room.wait()

@@ -1,21 +1,21 @@
 """Writing a git-format diff between two states of single files.
 
 The output is what `git apply` takes. It is minimal where that is cheap: lines in common at both
-ends are found first, and only what lies between is compared.
+ends are found first, and only what lies between is compared, as long as the effort lasts.
 """
 
 import base64
 import difflib
 import hashlib
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
-__all__ = ["FileState", "file_diff", "is_binary", "quote_path"]
+__all__ = ["Effort", "FileState", "file_diff", "is_binary", "quote_path"]
 
 _CONTEXT = 3
-# Above this many cells of the comparison table the differing part is replaced as a whole.
-_MAX_CELLS = 4_000_000
 _NULL_ID = "0" * 40
 
 
@@ -27,7 +27,22 @@ class FileState:
     mode: str = "100644"
 
 
-def file_diff(path: bytes, old: FileState | None, new: FileState | None) -> bytes:
+@dataclass
+class Effort:
+    """What comparing may still cost, for all files of a diff together.
+
+    Lines in common that are repeated many times make a comparison's cost grow with the cube of
+    their number; a hostile file would stop the service for minutes. Once the effort is spent, what
+    differs is replaced as a whole: a longer diff, not a wrong one.
+    """
+
+    steps: int = 2_000_000
+    """Pairs of equal lines that may be looked at; a million take a tenth of a second or two."""
+
+
+def file_diff(
+    path: bytes, old: FileState | None, new: FileState | None, effort: Effort | None = None
+) -> bytes:
     """The diff of one file; None stands for a file that is not there. Empty if nothing differs."""
     if old == new:
         return b""
@@ -58,7 +73,7 @@ def file_diff(path: bytes, old: FileState | None, new: FileState | None) -> byte
         new_end = b"\t\n" if b" " in new_name else b"\n"
         out.append(b"--- " + (old_name + old_end if old is not None else b"/dev/null\n"))
         out.append(b"+++ " + (new_name + new_end if new is not None else b"/dev/null\n"))
-        out.append(_hunks(_lines(before), _lines(after)))
+        out.append(_hunks(_lines(before), _lines(after), effort or Effort()))
     return b"".join(out)
 
 
@@ -99,9 +114,9 @@ def _lines(content: bytes) -> list[bytes]:
     return [*whole, last] if last else whole
 
 
-def _hunks(old: Sequence[bytes], new: Sequence[bytes]) -> bytes:
+def _hunks(old: Sequence[bytes], new: Sequence[bytes], effort: Effort) -> bytes:
     out: list[bytes] = []
-    for group in _groups(_changes(old, new)):
+    for group in _groups(_changes(old, new, effort)):
         old_from = max(0, group[0][0] - _CONTEXT)
         old_to = min(len(old), group[-1][1] + _CONTEXT)
         new_from = group[0][2] - (group[0][0] - old_from)
@@ -136,7 +151,33 @@ def _range(start: int, count: int) -> bytes:
 _Change = tuple[int, int, int, int]
 
 
-def _changes(old: Sequence[bytes], new: Sequence[bytes]) -> list[_Change]:
+class _Spent(Exception):  # noqa: N818 -- a signal, caught where it is raised for
+    """The effort is used up."""
+
+
+class _Matcher(difflib.SequenceMatcher[bytes]):
+    """Finds lines in common as long as the effort lasts."""
+
+    def __init__(self, old: Sequence[bytes], new: Sequence[bytes], effort: Effort) -> None:
+        super().__init__(None, old, new, autojunk=False)
+        # Looking for a match visits every line of a range, and every place where its like stands.
+        places = Counter(new)
+        costs = (1 + places[line] for line in old)
+        self._cost_before = [0, *accumulate(costs)]
+        self._effort = effort
+
+    def find_longest_match(
+        self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None
+    ) -> difflib.Match:
+        """As the base class, or raises `_Spent`."""
+        end = len(self._cost_before) - 1 if ahi is None else ahi
+        self._effort.steps -= self._cost_before[end] - self._cost_before[alo]
+        if self._effort.steps < 0:
+            raise _Spent
+        return super().find_longest_match(alo, ahi, blo, bhi)
+
+
+def _changes(old: Sequence[bytes], new: Sequence[bytes], effort: Effort) -> list[_Change]:
     """Differing stretches as (old start, old end, new start, new end), in order."""
     head = 0
     shorter = min(len(old), len(new))
@@ -146,12 +187,16 @@ def _changes(old: Sequence[bytes], new: Sequence[bytes]) -> list[_Change]:
     while tail < shorter - head and old[-1 - tail] == new[-1 - tail]:
         tail += 1
     old_mid, new_mid = old[head : len(old) - tail], new[head : len(new) - tail]
-    if not old_mid or not new_mid or len(old_mid) * len(new_mid) > _MAX_CELLS:
-        return [(head, len(old) - tail, head, len(new) - tail)]
-    matcher = difflib.SequenceMatcher(None, old_mid, new_mid, autojunk=False)
+    whole = [(head, len(old) - tail, head, len(new) - tail)]
+    if not old_mid or not new_mid:
+        return whole
+    try:
+        steps = _Matcher(old_mid, new_mid, effort).get_opcodes()
+    except _Spent:
+        return whole
     return [
         (head + i1, head + i2, head + j1, head + j2)
-        for tag, i1, i2, j1, j2 in matcher.get_opcodes()
+        for tag, i1, i2, j1, j2 in steps
         if tag != "equal"
     ]
 
