@@ -16,11 +16,10 @@ from sandbox_client.backends.base import (
     ExecHooks,
     PullsImages,
     Reattaching,
-    Recovered,
 )
 from sandbox_client.checks import check_names, complete_command, complete_lease, complete_spec
 from sandbox_client.config import SandboxServiceConfig
-from sandbox_client.core.leases import KeyConflictError, LeaseTable
+from sandbox_client.core.leases import KeyConflictError
 from sandbox_client.core.limits import LimiterStatus, TokenBucket
 from sandbox_client.errors import (
     IdempotencyConflict,
@@ -33,11 +32,11 @@ from sandbox_client.errors import (
 from sandbox_client.faults import DelayInjector, FaultInjector
 from sandbox_client.limiter import Limiter, Quota
 from sandbox_client.pool import PoolKeeper
+from sandbox_client.residents import Resident, Residents
 from sandbox_client.snapshots import Snapshots
 from sandbox_client.spool import Spool
 from sandbox_client.types import (
     Command,
-    EnvironmentRef,
     ExecResult,
     SandboxClaim,
     SandboxInfo,
@@ -61,16 +60,6 @@ class Created:
     existed: bool
 
 
-@dataclass
-class _Living:
-    """A sandbox that is up."""
-
-    sandbox: BackendSandbox
-    key: str
-    environment: EnvironmentRef
-    running: int = 0
-
-
 class SandboxManager:
     """All sandboxes of one service. `reap_forever` has to run beside it."""
 
@@ -86,10 +75,9 @@ class SandboxManager:
         self._backend = backend
         self._clock = clock
         self._new_id = new_id
-        self._leases = LeaseTable()
-        self._living: dict[str, _Living] = {}
+        self._residents = Residents(clock, self._leaving, self._ended)
+        self._leases = self._residents.leases
         self._pending: dict[str, asyncio.Future[None]] = {}
-        self._ending: dict[str, asyncio.Task[None]] = {}
         limits = config.limits
         self._starts = Limiter("concurrent_starts", limits.concurrent_starts, clock=clock)
         self._commands = Limiter("commands", limits.commands, clock=clock)
@@ -115,37 +103,13 @@ class SandboxManager:
         await self._backend.start()
         if isinstance(self._backend, Reattaching):
             for found in await self._backend.reattach():
-                self._adopt(found)
+                self._residents.adopt(found, self._config.lease.default_s)
         if self._config.faults.active:
             logger.warning("faults are injected, as this service's configuration asks for")
 
-    def _adopt(self, found: Recovered) -> None:
-        """Gives a sandbox of an earlier run a lease, in which its owner can come back."""
-        claim, now = found.claim, self._clock()
-        try:
-            self._leases.claim(
-                owner=claim.owner,
-                key=claim.key,
-                fingerprint=claim.fingerprint,
-                new_id=found.sandbox_id,
-                now=now,
-                labels=dict(claim.labels),
-            )
-        except KeyConflictError:
-            logger.warning("sandbox %s: another one has its key", found.sandbox_id)
-            return
-        self._leases.grant(found.sandbox_id, lease_s=self._config.lease.default_s, now=now)
-        self._living[found.sandbox_id] = _Living(
-            found.sandbox, f"{claim.owner}/{claim.key}", found.environment
-        )
-
     async def stop(self) -> None:
         """Ends every sandbox and the back-end."""
-        for record in self._leases.records():
-            if record.sandbox_id in self._living:
-                self._end(record.sandbox_id)
-        # A failure has been logged by the task's own callback.
-        await asyncio.gather(*self._ending.values(), return_exceptions=True)
+        await self._residents.end_all()
         await self._pool.stop()
         await self._backend.stop()
 
@@ -218,7 +182,7 @@ class SandboxManager:
         if sandbox_id not in self._leases:
             raise SandboxGone(f"sandbox {sandbox_id} of key {key!r} was destroyed meanwhile")
         self._leases.grant(sandbox_id, lease_s=lease_s, now=self._clock())
-        workdir = self._living[sandbox_id].environment.workdir
+        workdir = self._residents.get(sandbox_id).environment.workdir
         return Created(sandbox_id, lease_s, workdir, existed=not claim.is_new)
 
     async def _make(self, sandbox_id: str, key: str, spec: SandboxSpec) -> None:
@@ -243,7 +207,7 @@ class SandboxManager:
             )
             raise
         else:
-            self._living[sandbox_id] = _Living(sandbox, key, spec.environment)
+            self._residents.add(sandbox_id, Resident(sandbox, key, spec.environment))
             pending.set_result(None)
         finally:
             del self._pending[sandbox_id]
@@ -277,8 +241,7 @@ class SandboxManager:
 
     def _admit(self, *, starts: bool) -> None:
         limits = self._config.limits
-        # Ending ones still hold what they used.
-        used = len(self._leases) + len(self._ending)
+        used = self._residents.places
         if used > limits.sandboxes:
             raise QuotaExhausted(
                 f"{used - 1} sandboxes are alive, limits.sandboxes allows {limits.sandboxes}; "
@@ -297,59 +260,30 @@ class SandboxManager:
     ) -> list[str]:
         """Prolongs leases; returns the ids that are gone."""
         lease_s = complete_lease(self._config.lease, lease_s)
-        lost = [
-            sandbox_id
-            for sandbox_id in sandbox_ids
-            if (living := self._living.get(sandbox_id)) is not None and living.sandbox.lost
-        ]
-        alive = [sandbox_id for sandbox_id in sandbox_ids if sandbox_id not in lost]
-        gone = self._leases.renew(alive, lease_s=lease_s, now=self._clock())
-        return lost + gone + self._snapshots.renew(snapshot_ids, lease_s)
+        gone = self._residents.renew(sandbox_ids, lease_s)
+        return gone + self._snapshots.renew(snapshot_ids, lease_s)
 
     async def destroy(self, sandbox_id: str) -> bool:
         """Ends a sandbox; False if there was none. Returns when nothing of it is left."""
         pending = self._pending.get(sandbox_id)
         if pending is not None:
             await asyncio.wait([pending])
-        ending = self._ending.get(sandbox_id)
-        if ending is None and sandbox_id in self._living:
-            ending = self._end(sandbox_id)
+        ending = self._residents.end(sandbox_id)
         if ending is None:
             return False
         await asyncio.shield(ending)
         return True
 
-    def _end(self, sandbox_id: str) -> asyncio.Task[None]:
-        """Takes a sandbox out of the tables at once, and ends it in a task of its own."""
-        living = self._living.pop(sandbox_id)
-        self._leases.release(sandbox_id)
-        self._faults.forget(living.key, sandbox_id)
-        self._delays.forget(living.key)
-        task = asyncio.get_running_loop().create_task(living.sandbox.destroy())
-        self._ending[sandbox_id] = task
+    def _leaving(self, sandbox_id: str, resident: Resident) -> None:
+        self._faults.forget(resident.key, sandbox_id)
+        self._delays.forget(resident.key)
 
-        def done(task: asyncio.Task[None]) -> None:
-            del self._ending[sandbox_id]
-            self._snapshots.let_go(living.environment.snapshot)
-            if not task.cancelled() and task.exception() is not None:
-                logger.error(
-                    "sandbox %s did not end cleanly", sandbox_id, exc_info=task.exception()
-                )
-
-        task.add_done_callback(done)
-        return task
+    def _ended(self, resident: Resident) -> None:
+        self._snapshots.let_go(resident.environment.snapshot)
 
     def reap(self) -> list[str]:
         """Ends sandboxes whose lease is over and those that are lost; returns their ids."""
-        over = [s for s in self._leases.expired(self._clock()) if s in self._living]
-        lost = [s for s, living in self._living.items() if living.sandbox.lost and s not in over]
-        for sandbox_id in over:
-            logger.info("sandbox %s: its lease was not renewed", sandbox_id)
-        for sandbox_id in lost:
-            logger.warning("sandbox %s: %s", sandbox_id, self._living[sandbox_id].sandbox.lost)
-        for sandbox_id in (*over, *lost):
-            self._end(sandbox_id)
-        return [*over, *lost]
+        return self._residents.reap()
 
     async def reap_forever(self) -> None:
         """The reaper: runs until it is cancelled."""
@@ -373,7 +307,7 @@ class SandboxManager:
         """
         check_names(key, "", {})
         lease_s = complete_lease(self._config.lease, lease_s)
-        living = self._get(sandbox_id)
+        living = self._residents.get(sandbox_id)
         if living.running and not stopped:
             raise WrongRequest(
                 f"{living.running} commands are running in sandbox {sandbox_id}; what they write "
@@ -395,23 +329,14 @@ class SandboxManager:
         Raises:
             SandboxGone: it is not living, or never was.
         """
-        return self._get(sandbox_id).sandbox
-
-    def _get(self, sandbox_id: str) -> _Living:
-        living = self._living.get(sandbox_id)
-        if living is None:
-            raise SandboxGone(
-                f"no sandbox {sandbox_id!r} is alive: it was destroyed, its lease ran out, or the "
-                "service was restarted; create a new one"
-            )
-        return living
+        return self._residents.get(sandbox_id).sandbox
 
     async def run(
         self, sandbox_id: str, command: Command, hooks: ExecHooks | None = None
     ) -> ExecResult:
         """Runs one command. Waiting in line is not part of its run time."""
         command = complete_command(self._config.exec, command)
-        living = self._get(sandbox_id)
+        living = self._residents.get(sandbox_id)
         self._faults.on_exec(sandbox_id)
         async with self._commands.slot():
             living.running += 1
@@ -428,19 +353,7 @@ class SandboxManager:
 
     def sandboxes(self, owner: str | None = None) -> list[SandboxInfo]:
         """The living sandboxes, oldest first."""
-        now = self._clock()
-        return [
-            SandboxInfo(
-                record.sandbox_id,
-                record.owner,
-                dict(record.labels),
-                now - record.created_at,
-                max(0.0, (record.expires_at or now) - now),
-                living.running,
-            )
-            for record in self._leases.records(owner)
-            if (living := self._living.get(record.sandbox_id)) is not None
-        ]
+        return self._residents.listing(owner)
 
     def show(self, limiters: Callable[[], list[LimiterStatus]]) -> None:
         """Lets what is built upon the manager tell of its own limiters too."""
@@ -449,9 +362,8 @@ class SandboxManager:
     def limiters(self) -> list[LimiterStatus]:
         """Every limiter of the service, under the name of its config field."""
         limits = self._config.limits
-        alive = float(len(self._leases) + len(self._ending))
         return [
-            LimiterStatus("sandboxes", float(limits.sandboxes), alive),
+            LimiterStatus("sandboxes", float(limits.sandboxes), float(self._residents.places)),
             LimiterStatus("starts_per_s", limits.starts_per_s, self._rate.used(self._clock())),
             self._starts.status(),
             self._commands.status(),
@@ -467,7 +379,7 @@ class SandboxManager:
         return ServiceStatus(
             self._backend.name,
             sandbox_client.__version__,
-            len(self._living),
+            len(self._residents),
             tuple(self.limiters()),
             self._backend.missing_protections(),
         )
