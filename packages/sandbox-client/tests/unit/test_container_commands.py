@@ -230,6 +230,18 @@ async def test_losing_the_sandbox_reaches_all_who_wait(container: Container) -> 
             await call
 
 
+async def test_a_command_that_starts_while_the_sandbox_is_lost_has_no_result(
+    container: Container,
+) -> None:
+    container.engine.may_answer.clear()
+    call = asyncio.create_task(container.run("sleep 60"))
+    await until(lambda: container.engine.started)
+    container.commands.lose("it was destroyed")
+    container.engine.may_answer.set()
+    with pytest.raises(SandboxGone, match="it was destroyed"):
+        await call
+
+
 async def test_what_cannot_be_passed_on_is_refused(container: Container) -> None:
     with pytest.raises(WrongRequest, match="leaves"):
         await container.run("true", cwd="../..")

@@ -122,12 +122,14 @@ class DockerCommands:
         out = pipes["stdout"].write_fd
         error_fd = out if command.merge_stderr else pipes["stderr"].write_fd
         names = [self._names[out], self._names[error_fd]]
-        starting = asyncio.ensure_future(self._start(command, names, with_stdin=with_stdin))
+        left = asyncio.Event()
+        starting = asyncio.ensure_future(self._start(command, names, left, with_stdin=with_stdin))
         self._starting.add(starting)
         starting.add_done_callback(self._starting.discard)
         try:
             return await asyncio.shield(starting)
         except asyncio.CancelledError:
+            left.set()
             starting.add_done_callback(_abandon)
             raise
         except _Exhausted as error:
@@ -143,7 +145,7 @@ class DockerCommands:
                 pipe.close_write()
 
     async def _start(
-        self, command: Command, names: Sequence[str], *, with_stdin: bool
+        self, command: Command, names: Sequence[str], left: asyncio.Event, *, with_stdin: bool
     ) -> "_DockerCommand":
         argv, environ = self._complete(command)
         stdin = self._make_pipe(_READ_ONLY)
@@ -164,7 +166,7 @@ class DockerCommands:
             started = _DockerCommand(self, exec_id, state, cgroup)
             self._running.add(started)
             try:
-                started.stdin_fd = await self._let_go(started, stdin)
+                started.stdin_fd = await self._let_go(started, stdin, left)
             except BaseException:
                 started.kill()
                 started.forget()
@@ -210,13 +212,19 @@ class DockerCommands:
             )
         return argv, environ
 
-    async def _let_go(self, command: "_DockerCommand", stdin: Path) -> int:
-        """Puts a waiting command into its cgroup, then opens its input, which lets it go on."""
+    async def _let_go(self, command: "_DockerCommand", stdin: Path, left: asyncio.Event) -> int:
+        """Puts a waiting command into its cgroup, then opens its input, which lets it go on.
+
+        Not if its sandbox has been lost, or its caller has `left`, while it was being started.
+        """
         command.confine()
         end = time.monotonic() + self._settings.start_timeout_s
         for wait_s in _growing():
             if command.ended.done():
                 raise SandboxUnavailable("the command ended before it was started")
+            self.require_living()
+            if left.is_set():
+                raise SandboxUnavailable("nobody waits for the command any more")
             command.begins()
             with contextlib.suppress(OSError):
                 return os.open(stdin, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
