@@ -67,6 +67,7 @@ DEFAULT_PRELOAD = [
     "queue",
     "random",
     "re",
+    "resource",
     "shutil",
     "statistics",
     "string",
@@ -164,7 +165,7 @@ class LimitsConfig(Config):
     """Commands running at once; others wait in line, which does not count as their run time."""
 
     upload_bytes: int = pydantic.Field(default=1024 * MIB, ge=MIB)
-    """Largest environment or tree put in one call."""
+    """Largest environment or tree, as a tar, that one call puts or fetches."""
 
     diff_bytes: int = pydantic.Field(default=4 * MIB, ge=1024)
     """Largest diff made or applied, and the bound of each file in it."""
@@ -219,7 +220,7 @@ class OnHostConfig(Config):
     user: str = pydantic.Field(default="agent", pattern=r"^[a-z_][a-z0-9_-]*$")
     """Name of that user inside; with `docker` what USER says, whatever the image calls it."""
 
-    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
+    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests", "/solution")  # noqa: S108 -- inside the sandbox
     """Writable folders beside the work folder, empty at first, counted against `disk_bytes`."""
 
     diff_exclude: tuple[str, ...] = (".git", "__pycache__", "*.pyc", ".pytest_cache")

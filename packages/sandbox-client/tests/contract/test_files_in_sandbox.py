@@ -21,10 +21,12 @@ async def test_written_files_can_be_read_and_run(sandbox: Sandbox) -> None:
             FileContent("new/deep/file.txt", b"content\0\xff"),
             FileContent("/tmp/tool.sh", b"#!/bin/sh\necho tool\n", 0o755),
             FileContent("/logs/reward.txt", b"1"),
+            FileContent("/solution/solve.sh", b"echo solved"),
         ]
     )
     assert await sandbox.read("new/deep/file.txt") == b"content\0\xff"
-    assert (await sandbox.run("/tmp/tool.sh; cat /logs/reward.txt")).stdout == "tool\n1"
+    told = await sandbox.run("/tmp/tool.sh; sh /solution/solve.sh; cat /logs/reward.txt")
+    assert told.stdout == "tool\nsolved\n1"
     owner = await sandbox.run("id -u; stat -c %u:%a new/deep new/deep/file.txt /tmp/tool.sh")
     user, *modes = owner.stdout.split()
     assert modes == [f"{user}:755", f"{user}:644", f"{user}:755"]

@@ -91,7 +91,7 @@ class E2BConfig(Config):
     snapshot_memory: bool = False
     """Keep processes in snapshots as well: they start faster then, with whatever ran in them."""
 
-    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests")  # noqa: S108 -- inside the sandbox
+    writable: tuple[str, ...] = ("/tmp", "/logs", "/tests", "/solution")  # noqa: S108 -- inside the sandbox
     """Folders that commands may rely on beside the work folder."""
 
     diff_exclude: tuple[str, ...] = (".git", "__pycache__", "*.pyc", ".pytest_cache")
