@@ -3,11 +3,12 @@
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
-from sandbox_client.testing.backends import BACKENDS, BackendUnderTest
+from sandbox_client.testing.backends import BACKENDS, ORDINARY_USERS, BackendUnderTest
 from sandbox_client.testing.dockerd import Dockerd
 from sandbox_client.testing.service import RunningService
 
@@ -15,15 +16,19 @@ from sandbox_client.testing.service import RunningService
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs the contract's tests over every back-end, others over their folder's, or `local`.
 
-    A module with other ones names them: `BACKENDS`.
+    In the long form the escapes, and the contract, also run for services of ordinary users. A
+    module with other back-ends names them: `BACKENDS`.
     """
     if "backend" in metafunc.fixturenames:
         folder = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
         usual = BACKENDS if folder == "contract" else [folder if folder in BACKENDS else "local"]
-        names = getattr(metafunc.module, "BACKENDS", usual)
+        chosen = [BACKENDS[name] for name in getattr(metafunc.module, "BACKENDS", usual)]
+        if folder in ("contract", "escapes") and BACKENDS["local"] in chosen:
+            kinds = ORDINARY_USERS if folder == "escapes" else ORDINARY_USERS[:1]
+            chosen += [replace(user, marks=("slow",)) for user in kinds]
         params = [
-            pytest.param(b, id=b.name, marks=[getattr(pytest.mark, mark) for mark in b.marks])
-            for b in map(BACKENDS.__getitem__, names)
+            pytest.param(b, id=b.label, marks=[getattr(pytest.mark, mark) for mark in b.marks])
+            for b in chosen
         ]
         metafunc.parametrize("backend", params, indirect=True, scope="session")
 
@@ -39,12 +44,31 @@ def backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
         yield ready
 
 
+@pytest.fixture(params=ORDINARY_USERS, ids=[b.user_kind for b in ORDINARY_USERS])
+def ordinary(request: pytest.FixtureRequest) -> BackendUnderTest:
+    """Back-end `local` of a user who is not root, of each kind."""
+    chosen: BackendUnderTest = request.param
+    missing = chosen.missing()
+    if missing:
+        pytest.skip(missing)
+    return chosen
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may pass and write to: pytest's own is closed to them."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-service-") as name:
+        Path(name).chmod(0o777)
+        yield Path(name)
+
+
 @pytest.fixture(scope="session")
 def service(backend: BackendUnderTest) -> Iterator[RunningService]:
     """One service for all tests that leave it as they found it."""
     # Not pytest's own folder: another session of pytest may clear that while this one runs.
     with tempfile.TemporaryDirectory(prefix="sandbox-service-") as folder:
-        running = backend.service(Path(folder), "lease.reap_interval_s=0.1")
+        settings = ("lease.reap_interval_s=0.1", "sandbox.inodes=16384")
+        running = backend.service(Path(folder), *settings)
         running.start()
         yield running
         assert running.stop() == 0, running.log.read_text()

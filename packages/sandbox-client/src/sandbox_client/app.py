@@ -1,6 +1,8 @@
 """Putting the service together."""
 
 import contextlib
+import os
+import sys
 
 from service_kit.cli import run_until_signal
 from service_kit.errors import StartupError
@@ -9,6 +11,8 @@ from service_kit.telemetry import setup_telemetry
 
 from sandbox_client.backends.base import Backend
 from sandbox_client.backends.local.backend import LocalBackend
+from sandbox_client.backends.local.host import require_isolation
+from sandbox_client.backends.local.users import inside_user_namespace, lacking_capabilities
 from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.manager import SandboxManager
 from sandbox_client.metrics import register_gauges
@@ -38,6 +42,8 @@ def make_backend(config: SandboxServiceConfig) -> Backend:
 
 async def serve(config: SandboxServiceConfig) -> None:
     """Serves until SIGTERM or SIGINT; then every sandbox ends."""
+    if config.backend == "local" and lacking_capabilities():
+        _start_over_in_user_namespace(config)
     telemetry = setup_telemetry(config.telemetry, "sandbox-client")
     manager = SandboxManager(config, make_backend(config))
     server = Server(config.server, [sandbox_service(manager, config)], telemetry)
@@ -70,3 +76,11 @@ def _e2b_api(
             "sandbox-client[e2b-api]"
         ) from error
     return serving_e2b_api(manager, config)
+
+
+def _start_over_in_user_namespace(config: SandboxServiceConfig) -> None:
+    """Executes this very command as root of a user namespace; the process stays the same."""
+    require_isolation()
+    argv = [sys.executable, *sys.orig_argv[1:]]
+    command = inside_user_namespace(argv, config.local.uid, config.local.gid)
+    os.execv(command[0], command)  # noqa: S606

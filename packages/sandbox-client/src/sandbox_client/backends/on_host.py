@@ -30,6 +30,7 @@ class SandboxOnHost(ABC):
         diff_exclude: names that a diff leaves out.
         writable: its writable folders beside the work folder.
         keep: copies an upper layer and those folders for a snapshot; see `SnapshotLayers.keep`.
+        opaque_mark: as of `Ids`.
     """
 
     def __init__(
@@ -37,10 +38,13 @@ class SandboxOnHost(ABC):
         diff_exclude: Sequence[str],
         writable: Sequence[str],
         keep: Callable[[str, int, Sequence[int]], Awaitable[int]],
+        *,
+        opaque_mark: str,
     ) -> None:
         self._diff_exclude = diff_exclude
         self._writable = writable
         self._keep = keep
+        self._opaque_mark = opaque_mark
         self._files: SandboxFiles | None = None
         self._upper_fd = -1
         self._lower = Path()
@@ -105,7 +109,11 @@ class SandboxOnHost(ABC):
 
         def compute() -> bytes:
             return work_diff(
-                self._upper_fd, self._lower, exclude=self._diff_exclude, max_bytes=max_bytes
+                self._upper_fd,
+                self._lower,
+                exclude=self._diff_exclude,
+                max_bytes=max_bytes,
+                opaque_mark=self._opaque_mark,
             )
 
         with self._using():
@@ -157,7 +165,9 @@ def _apply(patch: bytes, access: SandboxFiles) -> list[str]:
     try:
         changed = apply_patch(patch, access.state)
     except (PatchError, OSError) as error:
-        raise PatchRejected(f"the patch does not apply: {error}") from error
+        # A file's name may be no text, and then neither is an error that names it.
+        text = str(error).encode(errors="backslashreplace").decode()
+        raise PatchRejected(f"the patch does not apply: {text}") from error
     try:
         for path, state in changed.items():
             access.set_state(path, state)

@@ -6,6 +6,9 @@ with the reason, where it cannot run.
 
 import contextlib
 import importlib.util
+import os
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -13,13 +16,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sandbox_client.backends.local.host import isolation_problems
+from sandbox_client.backends.local.users import with_jail_alone
 from sandbox_client.testing.dockerd import dockerd_missing, running_dockerd
 from sandbox_client.testing.e2b_endpoint import API_KEY, serving_endpoint, tagged_sandboxes
 from sandbox_client.testing.host_image import write_host_image
-from sandbox_client.testing.leftovers import service_cgroups
+from sandbox_client.testing.leftovers import processes_of, service_cgroups
+from sandbox_client.testing.ordinary_user import OrdinaryUser
 from sandbox_client.testing.service import RunningService
 
-__all__ = ["BACKENDS", "BackendUnderTest"]
+__all__ = ["BACKENDS", "ORDINARY_USERS", "BackendUnderTest"]
 
 
 @contextlib.contextmanager
@@ -50,6 +55,19 @@ class BackendUnderTest:
     """How many sandboxes a test may ask for at once."""
     patience: float = 1.0
     """Factor on times in which a test expects sandboxes to be made, beside `local`."""
+    user: OrdinaryUser | None = None
+    """Who runs its services, if not root."""
+    user_kind: str = ""
+
+    @property
+    def label(self) -> str:
+        """How its tests name it."""
+        return f"{self.name}, {self.user_kind}" if self.user_kind else self.name
+
+    @property
+    def commands_uid(self) -> int:
+        """The host's id under which its commands run."""
+        return self.user.commands_uid if self.user else 65534
 
     @contextlib.contextmanager
     def ready(self) -> Iterator["BackendUnderTest"]:
@@ -61,7 +79,7 @@ class BackendUnderTest:
         """A service of it, not yet started."""
         # A secret, to look for inside.
         environ = {"SECRET_TOKEN": "hunter2"}
-        return RunningService(folder, *self.settings, *settings, environ=environ)
+        return RunningService(folder, *self.settings, *settings, environ=environ, user=self.user)
 
 
 def _local_missing() -> str:
@@ -159,3 +177,47 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
     )
 }
 """By name. Tests under tests/contract/ run over all of them, all others over `local` alone."""
+
+
+_TRY = "from sandbox_client.backends.local.jail import own_users; own_users.try_isolation()"
+_USER = OrdinaryUser(20001)
+_USER_WITH_IDS = OrdinaryUser(20001, subordinate=1_000_000)
+
+
+def _user_missing() -> str:
+    if os.geteuid() != 0:
+        return "only root can start a service as another user"
+    done = subprocess.run(
+        _USER.command(with_jail_alone(_TRY)), capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode == 0 else f"as an ordinary user: {done.stdout or done.stderr}"
+
+
+def _user_with_ids_missing() -> str:
+    if not (shutil.which("newuidmap") and Path("/etc/subuid").exists()):
+        return "newuidmap and /etc/subuid are not there (Debian: uidmap)"
+    return _user_missing()
+
+
+def _first_processes(state_dir: Path) -> list[str]:
+    """Those of sandboxes, by their own user namespaces: an ordinary user has no cgroups."""
+    found = []
+    for pid in processes_of(state_dir):
+        with contextlib.suppress(OSError):  # it has ended
+            inside = Path(f"/proc/{pid}/uid_map").read_text().split()[0]
+            if inside != "0":  # that of the fork-server and its spares
+                found.append(f"process {pid}")
+    return found
+
+
+_NOT_ROOT = replace(BACKENDS["local"], leftovers=_first_processes)
+ORDINARY_USERS = (
+    replace(_NOT_ROOT, user=_USER, user_kind="ordinary user", missing=_user_missing),
+    replace(
+        _NOT_ROOT,
+        user=_USER_WITH_IDS,
+        user_kind="ordinary user with subordinate ids",
+        missing=_user_with_ids_missing,
+    ),
+)
+"""Back-end `local` as users run it who are not root."""

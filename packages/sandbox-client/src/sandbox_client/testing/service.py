@@ -9,6 +9,7 @@ from pathlib import Path
 from service_kit.channel import ChannelConfig
 
 from sandbox_client.client import SandboxClient
+from sandbox_client.testing.ordinary_user import OrdinaryUser
 
 __all__ = ["RunningService"]
 
@@ -23,14 +24,22 @@ class RunningService:
         folder: Holds the state folder, the address file and the log.
         settings: As for `--set`.
         environ: Variables of the service's, beside those of this process.
+        user: Who runs it, if not the user of this process, who then has to be root.
     """
 
-    def __init__(self, folder: Path, *settings: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *settings: str,
+        environ: dict[str, str] | None = None,
+        user: OrdinaryUser | None = None,
+    ) -> None:
         self.folder = folder
         self.state_dir = folder / "state"
         self.log = folder / "service.log"
         self.settings = settings
         self._environ = environ or {}
+        self._user = user
         self.process: subprocess.Popen[bytes] | None = None
         self.target = ""
 
@@ -47,6 +56,9 @@ class RunningService:
         command = [sys.executable, "-m", "sandbox_client", "serve"]
         for option in options:
             command += ["--set", option]
+        if self._user is not None:
+            os.chown(self.folder, self._user.uid, self._user.uid)
+            command = self._user.command(command)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **self._environ}

@@ -33,6 +33,7 @@ from sandbox_client.backends.docker.sandbox import DockerSandbox, SandboxSetting
 from sandbox_client.backends.ends import to_its_end
 from sandbox_client.backends.local import host
 from sandbox_client.backends.local.layers import Layers, open_stores
+from sandbox_client.backends.local.users import Ids, lacking_capabilities
 from sandbox_client.backends.setup import (
     allow_many_open_files,
     check_workdir,
@@ -72,7 +73,8 @@ class DockerBackend:
         self._folder = self._state / "docker"
         self._mounts = self._folder / "sandboxes"
         self._pipes = self._folder / "pipes"
-        self._store, self._snapshots = open_stores(config, config.docker)
+        self._ids = Ids(config.docker.uid, config.docker.gid, rootless=False)
+        self._store, self._snapshots = open_stores(config, self._ids)
         self._snapshot_images: dict[str, str] = {}
         self._engine = Engine(config.docker)
         elsewhere = config.docker.pull_budget
@@ -100,7 +102,10 @@ class DockerBackend:
 
     async def start(self) -> None:
         """Takes the state folder, finds the daemon, removes leftovers."""
-        problems = host.isolation_problems()
+        lacking = lacking_capabilities()
+        # An ordinary user may be able to isolate sandboxes, but not to look into containers.
+        as_root = {f"the service lacks {', '.join(lacking)}": "run it as root"}
+        problems = as_root if lacking else host.isolation_problems()
         if problems:
             text = "; ".join(f"{what} ({fix})" for what, fix in problems.items())
             raise IsolationUnavailable(f"this host cannot prepare containers' files: {text}")
@@ -290,7 +295,9 @@ class DockerBackend:
                     commands,
                     mounts,
                     self._config.exec.kill_grace_s,
+                    self._ids,
                     settings.diff_exclude,
+                    self._config.limits.diff_bytes,
                 ),
                 pid,
                 keep,

@@ -12,6 +12,7 @@ from sandbox_client.backends.docker.mounts import SandboxMounts
 from sandbox_client.backends.docker.processes import is_ending
 from sandbox_client.backends.docker.running import ContainerSettings, DockerCommands
 from sandbox_client.backends.local.files import SandboxFiles
+from sandbox_client.backends.local.users import Ids
 from sandbox_client.backends.on_host import SandboxOnHost
 from sandbox_client.backends.running import CommandRunner
 from sandbox_client.backends.setup import check_user
@@ -30,7 +31,9 @@ class SandboxSettings:
     commands: ContainerSettings
     mounts: SandboxMounts
     kill_grace_s: float
+    ids: Ids
     diff_exclude: tuple[str, ...]
+    max_patched_bytes: int
 
 
 class DockerSandbox(SandboxOnHost):
@@ -55,7 +58,12 @@ class DockerSandbox(SandboxOnHost):
         keep: Callable[[str, int, Sequence[int]], Awaitable[int]],
         end: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(settings.diff_exclude, settings.mounts.origin.writable, keep)
+        super().__init__(
+            settings.diff_exclude,
+            settings.mounts.origin.writable,
+            keep,
+            opaque_mark=settings.ids.opaque_mark,
+        )
         self._settings = settings
         self._pid = pid
         self._end = end
@@ -110,7 +118,13 @@ class DockerSandbox(SandboxOnHost):
         commands, mounts = self._settings.commands, self._settings.mounts
         root_fd = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            files = SandboxFiles(root_fd, commands.workdir, uid=commands.uid, gid=commands.gid)
+            files = SandboxFiles(
+                root_fd,
+                commands.workdir,
+                uid=commands.uid,
+                gid=commands.gid,
+                max_patched_bytes=self._settings.max_patched_bytes,
+            )
         except BaseException:
             os.close(root_fd)
             raise

@@ -31,6 +31,7 @@ from sandbox_client.backends.local.jail import seccomp, wire
 from sandbox_client.backends.local.layers import Layers, open_stores
 from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
 from sandbox_client.backends.local.store import EMPTY_DIGEST
+from sandbox_client.backends.local.users import found_ids, lacking_capabilities
 from sandbox_client.backends.setup import (
     allow_many_open_files,
     check_workdir,
@@ -45,7 +46,7 @@ from sandbox_client.errors import (
     SandboxUnavailable,
     WrongRequest,
 )
-from sandbox_client.types import SandboxSpec
+from sandbox_client.types import SandboxLimits, SandboxSpec
 
 __all__ = ["LocalBackend"]
 
@@ -64,7 +65,8 @@ class LocalBackend:
         self._state = config.state_dir
         self._run_dir = self._state / "run"
         self._record = self._run_dir / "forkserver"
-        self._store, self._snapshots = open_stores(config, config.local)
+        self._ids = found_ids(config.local.uid, config.local.gid)
+        self._store, self._snapshots = open_stores(config, self._ids)
         self._lock: IO[bytes] | None = None
         self._cgroups = CgroupSetup(1, {})
         self._python = host.base_python(config.local.python)
@@ -77,11 +79,11 @@ class LocalBackend:
 
     async def start(self) -> None:
         """Takes the state folder, ends leftovers, starts the fork-server."""
-        problems = host.isolation_problems()
-        if problems:
-            text = "; ".join(f"{what} ({fix})" for what, fix in problems.items())
+        host.require_isolation()
+        if lacking_capabilities():
             raise IsolationUnavailable(
-                f"this host cannot isolate sandboxes, and they never run without isolation: {text}"
+                "this process has not entered a user namespace, as `python -m sandbox_client "
+                "serve` does for an ordinary user"
             )
         self._lock = take_lock(self._state)
         allow_many_open_files()
@@ -128,7 +130,11 @@ class LocalBackend:
         missing = [
             f"no cgroup limit for {controller}: {why}"
             for controller, why in self._cgroups.problems.items()
+            # In user namespaces of their own, sandboxes have a limit of processes each.
+            if controller != "pids" or not self._ids.rootless
         ]
+        if self._ids.shared:
+            missing.append("commands run as the service's own user: it has no subordinate ids")
         machine = os.uname().machine
         if not self._local.seccomp:
             missing.append("no seccomp filter: local.seccomp is off")
@@ -199,9 +205,10 @@ class LocalBackend:
             command_environ(self._local.user, self._config.exec.path, spec.environment.env),
             self._local.user,
             self._local.uid,
-            self._local.gid,
+            self._ids,
             self._config.exec.kill_grace_s,
             self._local.diff_exclude,
+            self._config.limits.diff_bytes,
         )
         sandbox = LocalSandbox(settings, ours, cgroup, keep, end)
         self._sandboxes[sandbox_id] = sandbox
@@ -211,6 +218,7 @@ class LocalBackend:
             "workdir": workdir,
             "disk_bytes": limits.disk_bytes,
             "inodes": self._config.sandbox.inodes,
+            "rlimits": self._rlimits(limits),
         }
         try:
             with theirs:
@@ -288,31 +296,36 @@ class LocalBackend:
                 "site_packages": str(local.site_packages) if local.site_packages else None,
                 "environments": str(self._state / "environments"),
                 "user": [local.user, local.uid, local.gid],
+                "rootless": self._ids.rootless,
             },
             "server": {
                 "uid": local.uid,
                 "gid": local.gid,
+                "own_uid": self._ids.uid,
+                "own_gid": self._ids.gid,
+                "rootless": self._ids.rootless,
                 "python_path": f"/opt/python/{python.binary}",
                 "mounts": local.writable,
                 "seccomp": local.seccomp,
                 "rehearsal_digest": EMPTY_DIGEST,
-                "rlimits": self._rlimits(),
+                "rlimits": [
+                    (resource.RLIMIT_CORE, 0),
+                    (resource.RLIMIT_NOFILE, self._config.sandbox.open_files),
+                    (resource.RLIMIT_MEMLOCK, 64 * 1024),
+                ],
                 "spares": local.spares,
             },
             "environ": command_environ(local.user, self._config.exec.path, {}),
             "preload": local.preload,
         }
 
-    def _rlimits(self) -> list[tuple[int, int]]:
-        defaults = self._config.sandbox
-        limits = [
-            (resource.RLIMIT_CORE, 0),
-            (resource.RLIMIT_NOFILE, defaults.open_files),
-            (resource.RLIMIT_MEMLOCK, 64 * 1024),
-        ]
-        # Coarser stand-ins: of all sandboxes together, and of each process alone.
+    def _rlimits(self, limits: SandboxLimits) -> list[tuple[int, int]]:
+        """Coarser stand-ins for the limits that no cgroup enforces."""
+        found = []
         if "pids" not in self._cgroups.bases:
-            limits.append((resource.RLIMIT_NPROC, defaults.pids * 4))
+            # Counted for a sandbox's own user namespace, or else for all sandboxes together.
+            count = limits.pids if self._ids.rootless else self._config.sandbox.pids * 4
+            found.append((resource.RLIMIT_NPROC, count))
         if "memory" not in self._cgroups.bases:
-            limits.append((resource.RLIMIT_AS, defaults.memory_bytes))
-        return limits
+            found.append((resource.RLIMIT_AS, limits.memory_bytes))  # of each process alone
+        return found

@@ -24,6 +24,10 @@ _CPU_PERIOD_US = 100_000
 # Making and removing cgroups costs more than all else of a sandbox's start, so some are kept.
 _MAX_IDLE = 64
 _CLEAN_BYTES = 4 * 1024 * 1024
+# Not every kernel is built with these.
+_OPTIONAL = frozenset(
+    {"memory.swap.max", "memory.memsw.limit_in_bytes", "memory.kmem.tcp.limit_in_bytes"}
+)
 
 
 @dataclass(frozen=True)
@@ -159,25 +163,27 @@ class CgroupSetup:
                 base.parent.rmdir()  # fails while another service uses it, rightly
 
 
-def detect_cgroups(parent: str, service: str, *, make: bool = True) -> CgroupSetup:
-    """Finds usable controllers and makes the service's folders in them.
+def detect_cgroups(
+    parent: str, service: str, *, make: bool = True, root: Path = _ROOT
+) -> CgroupSetup:
+    """Finds usable controllers below `root` and makes the service's folders in them.
 
     With `make=False` nothing is left behind; the result then only tells what would work.
     """
-    if (_ROOT / "cgroup.controllers").exists():
-        setup = _detect_v2(parent, service)
+    if (root / "cgroup.controllers").exists():
+        setup = _detect_v2(root, parent, service)
     else:
-        setup = _detect_v1(parent, service)
+        setup = _detect_v1(root, parent, service)
     if not make:
         setup.remove_base()
     return setup
 
 
-def _detect_v1(parent: str, service: str) -> CgroupSetup:
+def _detect_v1(root: Path, parent: str, service: str) -> CgroupSetup:
     setup = CgroupSetup(1, {})
     for controller in _CONTROLLERS:
-        base = _ROOT / controller / parent / service
-        if not (_ROOT / controller / "cgroup.procs").exists():
+        base = root / controller / parent / service
+        if not (root / controller / "cgroup.procs").exists():
             setup.problems[controller] = "the controller is not mounted"
             continue
         try:
@@ -189,19 +195,23 @@ def _detect_v1(parent: str, service: str) -> CgroupSetup:
     return setup
 
 
-def _detect_v2(parent: str, service: str) -> CgroupSetup:
+def _detect_v2(root: Path, parent: str, service: str) -> CgroupSetup:
     setup = CgroupSetup(2, {})
-    base = _ROOT / parent / service
+    base = root / parent / service
     try:
         base.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return CgroupSetup(
             2, {}, dict.fromkeys(_CONTROLLERS, f"cannot create {base}: {error.strerror}")
         )
+    offered = _read(root / "cgroup.controllers").split()
     for controller in _CONTROLLERS:
+        if controller not in offered:
+            setup.problems[controller] = "version 2 does not offer it (version 1 may hold it)"
+            continue
         try:
             # A controller has to be handed down from level to level.
-            for level in (_ROOT, base.parent, base):
+            for level in (root, base.parent, base):
                 if controller not in _read(level / "cgroup.subtree_control").split():
                     _write(level / "cgroup.subtree_control", f"+{controller}")
         except OSError as error:
@@ -220,6 +230,10 @@ def _settings(version: int, controller: str, limits: CgroupLimits) -> Iterator[t
         yield "pids.max", str(limits.pids)
     elif controller == "memory" and version == 1:
         yield "memory.limit_in_bytes", str(limits.memory_bytes)
+        # Without this a sandbox at its limit goes on in the host's swap space.
+        yield "memory.memsw.limit_in_bytes", str(limits.memory_bytes)
+        # Version 1 counts what waits in network sockets apart, and only where it has a limit.
+        yield "memory.kmem.tcp.limit_in_bytes", str(limits.memory_bytes // 4)
     elif controller == "memory":
         yield "memory.max", str(limits.memory_bytes)
         yield "memory.swap.max", "0"
@@ -240,6 +254,8 @@ def _children(folder: Path) -> list[Path]:
 def _end_all(folder: Path, *, patience_s: float = 5.0) -> None:
     """Kills every process in a cgroup and removes it."""
     end = time.monotonic() + patience_s
+    with contextlib.suppress(OSError):
+        _write(folder / "cgroup.kill", "1")  # all at once, where version 2 has it
     while True:
         for pid in _read(folder / "cgroup.procs").split():
             with contextlib.suppress(ProcessLookupError):
@@ -268,10 +284,13 @@ def _write(path: Path, text: str) -> None:
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     except FileNotFoundError:
-        if path.name == "memory.swap.max":
-            return  # the kernel was built without swap accounting
+        if path.name in _OPTIONAL:
+            return
         raise
     try:
         os.write(fd, text.encode())
+    except OSError as error:
+        if path.name not in _OPTIONAL or error.errno != errno.EOPNOTSUPP:
+            raise
     finally:
         os.close(fd)

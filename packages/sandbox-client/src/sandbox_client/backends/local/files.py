@@ -3,7 +3,8 @@
 
 Every path is opened by `openat2`, so the kernel keeps the walk inside the sandbox whatever links
 the sandbox makes meanwhile, and this thread takes the sandbox user's identity for the access, so
-nothing can be read or written that a command could not read or write itself. Calls block.
+nothing can be read or written that a command could not read or write itself. /proc is refused: part
+of it shows who asks, and that is the service. Calls block.
 """
 
 import contextlib
@@ -11,7 +12,6 @@ import errno
 import os
 import stat
 import tarfile
-import tempfile
 from collections.abc import Iterator
 from typing import IO
 
@@ -31,14 +31,33 @@ _CHUNK_BYTES = 1 << 20
 
 
 class SandboxFiles:
-    """The files of one sandbox. `close` releases the descriptors."""
+    """The files of one sandbox. `close` releases the descriptors.
 
-    def __init__(self, root_fd: int, workdir: str, *, uid: int, gid: int) -> None:
+    Args:
+        root_fd: the sandbox's root.
+        workdir: its work folder.
+        uid: its user, as the service sees it.
+        gid: the same of its group.
+        max_patched_bytes: largest file that a patch may change.
+    """
+
+    def __init__(
+        self,
+        root_fd: int,
+        workdir: str,
+        *,
+        uid: int,
+        gid: int,
+        max_patched_bytes: int,
+    ) -> None:
         self._root_fd = root_fd
         self._workdir = workdir
         self._uid = uid
         self._gid = gid
+        self._max_patched_bytes = max_patched_bytes
+        self._groups = os.getgroups()
         self._work_fd = kernel.openat2(root_fd, workdir, _DIRECTORY, resolve=_IN_ROOT)
+        self._proc_device = os.stat("proc", dir_fd=root_fd, follow_symlinks=False).st_dev
 
     def close(self) -> None:
         """Lets go of the sandbox's file systems."""
@@ -59,14 +78,15 @@ class SandboxFiles:
         """
         with self._translated(path), self._as_user():
             base, relative, resolve = self._place(path)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK
             try:
                 fd = kernel.openat2(base, relative, flags, mode=0o644, resolve=resolve)
             except FileNotFoundError:
                 self._make_parents(base, relative, resolve)
                 fd = kernel.openat2(base, relative, flags, mode=0o644, resolve=resolve)
             with os.fdopen(fd, "wb") as file:
-                _require_regular(fd, path)
+                self._require_file(fd, path)
+                os.ftruncate(fd, 0)
                 os.fchmod(fd, (mode or 0o644) & 0o777)
                 file.write(content)
 
@@ -80,7 +100,7 @@ class SandboxFiles:
             base, relative, resolve = self._place(path)
             fd = kernel.openat2(base, relative, os.O_RDONLY | os.O_NONBLOCK, resolve=resolve)
             try:
-                _require_regular(fd, path)
+                self._require_file(fd, path)
             except BaseException:
                 os.close(fd)
                 raise
@@ -105,14 +125,15 @@ class SandboxFiles:
 
     def archive(self, path: str, out: IO[bytes]) -> None:
         """Packs a folder into a tar: files, links and folders; other things are left out."""
-        if isinstance(out, tempfile.SpooledTemporaryFile):
-            out.rollover()  # while this is still the service's user: the sandbox's may not make it
-        with self._translated(path), self._as_user():
-            top = self._open_folder(path, create=False)
-            try:
-                readable = kernel.openat2(top, ".", os.O_RDONLY | os.O_DIRECTORY, resolve=_STRICT)
-            finally:
-                os.close(top)
+        with self._translated(path):
+            with self._as_user():
+                top = self._open_folder(path, create=False)
+                try:
+                    flags = os.O_RDONLY | os.O_DIRECTORY
+                    readable = kernel.openat2(top, ".", flags, resolve=_STRICT)
+                finally:
+                    os.close(top)
+            # The archive itself is written with the service's own rights: it may go to its disk.
             with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
                 self._pack(tar, readable, "", 0)
 
@@ -128,27 +149,31 @@ class SandboxFiles:
         """A file of the work folder as git sees it; None if there is none.
 
         Raises:
-            OSError: it lies behind a link, or is neither a file nor a link.
+            OSError: it lies behind a link, is neither a file nor a link, or is too large.
         """
         with self._as_user():
             try:
-                fd = kernel.openat2(
-                    self._work_fd, path, os.O_PATH | os.O_NOFOLLOW, resolve=kernel.RESOLVE_BENEATH
-                )
                 parent, name = self._parent(path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             try:
-                mode = os.fstat(fd).st_mode
+                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode):
                     return FileState(os.fsencode(os.readlink(name, dir_fd=parent)), "120000")
                 if not stat.S_ISREG(mode):
                     raise OSError(errno.EINVAL, "not a plain file")
-                with open(self._open_strict(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-                    return FileState(file.read(), "100755" if mode & 0o100 else "100644")
+                file = open(self._open_strict(path, os.O_RDONLY | os.O_NONBLOCK), "rb")  # noqa: SIM115
+            except FileNotFoundError:
+                return None
             finally:
-                os.close(fd)
                 os.close(parent)
+        with file:
+            # It may be a sparse file larger than any memory.
+            content = file.read(self._max_patched_bytes + 1)
+        if len(content) > self._max_patched_bytes:
+            found = f"{path!r} has more than {self._max_patched_bytes} bytes (limits.diff_bytes)"
+            raise OSError(errno.EFBIG, found)
+        return FileState(content, "100755" if mode & 0o100 else "100644")
 
     def set_state(self, path: str, new: FileState | None) -> None:
         """Makes a file of the work folder be like `new`; None removes it and folders left empty."""
@@ -174,8 +199,10 @@ class SandboxFiles:
     def _remove(self, path: str) -> None:
         parts = path.split("/")
         parent, name = self._parent(path)
-        os.unlink(name, dir_fd=parent)
-        os.close(parent)
+        try:
+            os.unlink(name, dir_fd=parent)
+        finally:
+            os.close(parent)
         for depth in range(len(parts) - 1, 0, -1):
             parent, name = self._parent("/".join(parts[:depth]))
             try:
@@ -205,7 +232,11 @@ class SandboxFiles:
         base, relative, resolve = self._place(path)
         if create:
             self._make_parents(base, f"{relative}/.", resolve)
-        return kernel.openat2(base, relative, _DIRECTORY, resolve=resolve)
+        fd = kernel.openat2(base, relative, _DIRECTORY, resolve=resolve)
+        if os.fstat(fd).st_dev == self._proc_device:
+            os.close(fd)
+            raise _kernels_own(path)
+        return fd
 
     def _make_parents(self, base: int, relative: str, resolve: int) -> None:
         parts = relative.split("/")[:-1]
@@ -249,40 +280,66 @@ class SandboxFiles:
 
     def _pack(self, tar: tarfile.TarFile, folder: int, prefix: str, depth: int) -> None:
         """Adds a folder's entries; closes `folder`."""
-        if depth > _MAX_DEPTH:
-            os.close(folder)
-            raise PathRefusedError(f"folder {prefix!r} is nested over {_MAX_DEPTH} levels deep")
         try:
+            if depth > _MAX_DEPTH:
+                raise PathRefusedError(f"folder {prefix!r} is nested over {_MAX_DEPTH} levels deep")
             for name in sorted(os.listdir(folder)):
-                path = f"{prefix}{name}"
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                info = tarfile.TarInfo(path)
-                info.mode = stat.S_IMODE(found.st_mode)
-                info.mtime = int(found.st_mtime)
-                if stat.S_ISDIR(found.st_mode):
-                    info.type = tarfile.DIRTYPE
-                    tar.addfile(info)
-                    flags = os.O_RDONLY | os.O_DIRECTORY
-                    inner = kernel.openat2(folder, name, flags, resolve=_STRICT)
-                    self._pack(tar, inner, f"{path}/", depth + 1)
-                elif stat.S_ISLNK(found.st_mode):
-                    info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
-                    tar.addfile(info)
-                elif stat.S_ISREG(found.st_mode):
-                    fd = kernel.openat2(folder, name, os.O_RDONLY | os.O_NONBLOCK, resolve=_STRICT)
+                try:
+                    with self._as_user():
+                        found = self._entry(folder, name, f"{prefix}{name}")
+                except FileNotFoundError:
+                    continue  # a command has removed it meanwhile
+                if found is None:
+                    continue
+                info, fd = found
+                if info.isreg():
                     with open(fd, "rb") as file:
-                        info.size = os.fstat(fd).st_size
-                        tar.addfile(info, file)
+                        tar.addfile(info, _Sized(file, info.size))  # type: ignore[arg-type]
+                    continue
+                tar.addfile(info)
+                if info.isdir():
+                    self._pack(tar, fd, f"{info.name}/", depth + 1)
         finally:
             os.close(folder)
 
+    def _entry(self, folder: int, name: str, path: str) -> tuple[tarfile.TarInfo, int] | None:
+        """An entry's header, with a descriptor unless it is a link; None if it does not count."""
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        info = tarfile.TarInfo(path)
+        if stat.S_ISLNK(found.st_mode):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=folder)
+            fd = -1
+        elif stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode):
+            flags = os.O_RDONLY | os.O_NONBLOCK
+            fd = kernel.openat2(folder, name, flags, resolve=_STRICT)
+            found = os.fstat(fd)  # what was opened is what counts
+            if stat.S_ISDIR(found.st_mode):
+                info.type = tarfile.DIRTYPE
+            else:
+                info.size = found.st_size
+        else:
+            return None
+        if found.st_dev == self._proc_device:
+            os.close(fd)
+            return None
+        info.mode = stat.S_IMODE(found.st_mode)
+        info.mtime = int(found.st_mtime)
+        return info, fd
+
+    def _require_file(self, fd: int, path: str) -> None:
+        found = os.fstat(fd)
+        if found.st_dev == self._proc_device:
+            raise _kernels_own(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise WrongRequest(f"{path!r} is not a plain file")
+
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
-        kernel.fs_identity(self._uid, self._gid)
+        kernel.take_identity(self._uid, self._gid)
         try:
             yield
         finally:
-            kernel.fs_identity(0, 0)
+            kernel.leave_identity(self._uid, self._groups)
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
@@ -296,6 +353,20 @@ class SandboxFiles:
             raise _explained(path, error) from error
 
 
+class _Sized:
+    """A file of which exactly `size` bytes are read, whatever a command does to it meanwhile."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        self._left = size
+
+    def read(self, count: int) -> bytes:
+        count = min(count, self._left)
+        data = self._file.read(count)
+        self._left -= count
+        return data + bytes(count - len(data))
+
+
 def _exists(name: str, folder: int) -> bool:
     try:
         os.stat(name, dir_fd=folder, follow_symlinks=False)
@@ -304,9 +375,8 @@ def _exists(name: str, folder: int) -> bool:
     return True
 
 
-def _require_regular(fd: int, path: str) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise WrongRequest(f"{path!r} is not a plain file")
+def _kernels_own(path: str) -> WrongRequest:
+    return WrongRequest(f"{path!r} lies in /proc; a command can look at that, file calls cannot")
 
 
 def _explained(path: str, error: OSError) -> ServiceError:

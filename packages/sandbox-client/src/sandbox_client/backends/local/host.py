@@ -9,9 +9,11 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["BasePython", "base_python", "compiler", "isolation_problems"]
+from sandbox_client.backends.local.users import lacking_capabilities, user_namespace_problem
+from sandbox_client.errors import IsolationUnavailable
 
-_NEEDED_CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SETUID": 7, "CAP_SETGID": 6, "CAP_CHOWN": 0}
+__all__ = ["BasePython", "base_python", "compiler", "isolation_problems", "require_isolation"]
+
 _MIN_KERNEL = (5, 6)
 
 
@@ -71,17 +73,7 @@ def isolation_problems() -> dict[str, str]:
     version = tuple(int(part) for part in release[:2] if part.isdigit())
     if version < _MIN_KERNEL:
         problems[f"kernel {platform.release()} is older than 5.6"] = "use a newer kernel"
-    if os.geteuid() != 0:
-        problems["the service does not run as root"] = (
-            "run it as root (sudo), or in a container started with --privileged"
-        )
-    else:
-        effective = _effective_capabilities()
-        lacking = [name for name, bit in _NEEDED_CAPABILITIES.items() if not effective >> bit & 1]
-        if lacking:
-            problems[f"root lacks {', '.join(lacking)}"] = (
-                "start the container with --privileged or --cap-add SYS_ADMIN"
-            )
+    problems |= _lacking_rights()
     for kind in ("mnt", "pid", "ipc", "uts", "net"):
         if not Path(f"/proc/self/ns/{kind}").exists():
             problems[f"the kernel has no {kind} namespaces"] = "use a kernel built with them"
@@ -101,8 +93,52 @@ def _loadable(module: str) -> bool:
         return False
 
 
-def _effective_capabilities() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith("CapEff:"):
-            return int(line.split()[1], 16)
-    return 0
+def require_isolation() -> None:
+    """Raises `IsolationUnavailable`, naming all that is missing, if this host cannot isolate."""
+    problems = isolation_problems()
+    if problems:
+        text = "; ".join(f"{what} ({fix})" for what, fix in problems.items())
+        raise IsolationUnavailable(
+            f"this host cannot isolate sandboxes, and they never run without isolation: {text}"
+        )
+
+
+def _lacking_rights() -> dict[str, str]:
+    lacking = lacking_capabilities()
+    if not lacking:
+        return {}
+    if os.geteuid() == 0:
+        # In a user namespace of such a root's, commands would run under root's own id.
+        fix = "start the container with --privileged or --cap-add SYS_ADMIN"
+        return {f"root lacks {', '.join(lacking)}": fix}
+    why = user_namespace_problem()
+    if not why:
+        return {}
+    what = f"the service does not run as root, and as an ordinary user it {why}"
+    return {what: f"run it as root (sudo), or {_advice(why)}"}
+
+
+def _advice(why: str) -> str:
+    """What opens user namespaces, by the step of the trial that failed."""
+    if "overlay" in why:
+        return "use Linux 6.6 or later, whose tmpfs holds user attributes"
+    if "/proc" in why:
+        return "uncover /proc in this container (--security-opt systempaths=unconfined)"
+    closed = [
+        f"sysctl {name}={open_}"
+        for name, open_ in (
+            ("kernel.unprivileged_userns_clone", "1"),
+            ("kernel.apparmor_restrict_unprivileged_userns", "0"),
+        )
+        if _sysctl(name) not in ("", open_)
+    ]
+    if _sysctl("user.max_user_namespaces") == "0":
+        closed.append("sysctl user.max_user_namespaces=10000")
+    return "open user namespaces to its user" + (f": {', '.join(closed)}" if closed else "")
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path(f"/proc/sys/{name.replace('.', '/')}").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""

@@ -19,8 +19,9 @@ from pathlib import Path
 
 from sandbox_client.backends.ends import to_its_end
 from sandbox_client.backends.local.store import EnvironmentStore
+from sandbox_client.backends.local.users import Ids
 from sandbox_client.backends.setup import require_environment
-from sandbox_client.config import OnHostConfig, SandboxServiceConfig
+from sandbox_client.config import SandboxServiceConfig
 from sandbox_client.core.limits import LimiterStatus
 from sandbox_client.errors import EnvironmentUnknown, SandboxUnavailable, TooLarge
 from sandbox_client.limiter import Quota
@@ -31,7 +32,6 @@ __all__ = ["Layers", "SnapshotLayers", "open_stores"]
 FOLDER = "snapshots"
 """Its place within the folder of environments, which is what the fork-server sees."""
 
-_OPAQUE = "trusted.overlay.opaque"
 _MAX_DEPTH = 128
 _CHUNK_BYTES = 1 << 20
 _BLOCK_BYTES = 4096
@@ -61,16 +61,18 @@ class Layers:
 
 
 def open_stores(
-    config: SandboxServiceConfig, user: OnHostConfig
+    config: SandboxServiceConfig, ids: Ids
 ) -> tuple[EnvironmentStore, "SnapshotLayers"]:
     """The stored environments and snapshots of a service, still to be opened."""
-    limits, uid, gid = config.limits, user.uid, user.gid
-    folder = config.state_dir / "environments"
-    store = EnvironmentStore(folder, uid=uid, gid=gid, max_bytes=limits.environments_bytes)
-    quota = Quota("snapshots_bytes", limits.snapshots_bytes, limits.retry_after_s)
-    return store, SnapshotLayers(
-        store, uid=uid, gid=gid, quota=quota, largest_bytes=limits.upload_bytes
+    limits = config.limits
+    store = EnvironmentStore(
+        config.state_dir / "environments",
+        uid=ids.uid,
+        gid=ids.gid,
+        max_bytes=limits.environments_bytes,
     )
+    quota = Quota("snapshots_bytes", limits.snapshots_bytes, limits.retry_after_s)
+    return store, SnapshotLayers(store, ids=ids, quota=quota, largest_bytes=limits.upload_bytes)
 
 
 @dataclass
@@ -85,11 +87,11 @@ class SnapshotLayers:
     """The snapshots of one service, by id and by content."""
 
     def __init__(
-        self, store: EnvironmentStore, *, uid: int, gid: int, quota: Quota, largest_bytes: int
+        self, store: EnvironmentStore, *, ids: Ids, quota: Quota, largest_bytes: int
     ) -> None:
         self._store = store
         self._folder = store.folder / FOLDER
-        self._owner = (uid, gid)
+        self._ids = ids
         self._largest_bytes = largest_bytes
         self._stored: dict[str, _Stored] = {}
         self._by_id: dict[str, str] = {}
@@ -142,7 +144,7 @@ class SnapshotLayers:
         async with self._copying:
             self._serial += 1
             partial = self._folder / f"partial-{self._serial}"
-            copy = _Copy(self._owner, self.quota.left, self._largest_bytes)
+            copy = _Copy(self._ids, self.quota.left, self._largest_bytes)
             try:
                 # To its end in any case, as the thread cannot be stopped.
                 filled = await to_its_end(asyncio.to_thread(copy.run, partial, upper_fd, mounts))
@@ -199,8 +201,9 @@ class _Copy:
     What is read belongs to the sandbox, which may change it meanwhile: no link is followed.
     """
 
-    def __init__(self, owner: tuple[int, int], left_bytes: int, largest_bytes: int) -> None:
-        self._owner = owner
+    def __init__(self, ids: Ids, left_bytes: int, largest_bytes: int) -> None:
+        self._owner = (ids.uid, ids.gid)
+        self._opaque_mark = ids.opaque_mark
         self._left_bytes = left_bytes
         self._largest_bytes = largest_bytes
         self._hash = hashlib.sha256()
@@ -237,7 +240,7 @@ class _Copy:
                 self._entry(source, target, name, prefix, depth)
         found = os.fstat(source)
         with contextlib.suppress(OSError):
-            os.setxattr(target, _OPAQUE, os.getxattr(source, _OPAQUE))
+            os.setxattr(target, self._opaque_mark, os.getxattr(source, self._opaque_mark))
             self._note("opaque", prefix)
         os.fchown(target, *self._owner)
         os.fchmod(target, stat.S_IMODE(found.st_mode) & 0o777)

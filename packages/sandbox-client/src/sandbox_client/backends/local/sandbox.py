@@ -12,6 +12,7 @@ from sandbox_client.backends.local.cgroups import SandboxCgroup
 from sandbox_client.backends.local.files import SandboxFiles
 from sandbox_client.backends.local.init_channel import InitChannel
 from sandbox_client.backends.local.running import LocalCommands
+from sandbox_client.backends.local.users import Ids
 from sandbox_client.backends.on_host import SandboxOnHost
 from sandbox_client.backends.running import CommandRunner
 from sandbox_client.backends.setup import check_user
@@ -32,9 +33,11 @@ class SandboxSettings:
     environ: dict[str, str]
     user: str
     uid: int
-    gid: int
+    """What commands see as theirs; `ids` are what the service sees."""
+    ids: Ids
     kill_grace_s: float
     diff_exclude: tuple[str, ...]
+    max_patched_bytes: int
 
 
 class LocalSandbox(SandboxOnHost):
@@ -51,7 +54,12 @@ class LocalSandbox(SandboxOnHost):
         keep: Callable[[str, int, Sequence[int]], Awaitable[int]],
         end: Callable[[], Awaitable[None]],
     ) -> None:
-        super().__init__(settings.diff_exclude, settings.writable, keep)
+        super().__init__(
+            settings.diff_exclude,
+            settings.writable,
+            keep,
+            opaque_mark=settings.ids.opaque_mark,
+        )
         self._settings = settings
         self._channel = InitChannel(channel, settings.sandbox_id, cgroup.new_oom_kills)
         commands = LocalCommands(
@@ -75,7 +83,13 @@ class LocalSandbox(SandboxOnHost):
         """Returns when its first process has set everything up."""
         root_fd, upper_fd, *view = await self._channel.ready
         settings = self._settings
-        files = SandboxFiles(root_fd, settings.workdir, uid=settings.uid, gid=settings.gid)
+        files = SandboxFiles(
+            root_fd,
+            settings.workdir,
+            uid=settings.ids.uid,
+            gid=settings.ids.gid,
+            max_patched_bytes=settings.max_patched_bytes,
+        )
         lower = settings.lower
         for self._view_fd in view:
             # Snapshots and environment as one folder: it can be reached by this descriptor alone.

@@ -13,17 +13,19 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from sandbox_client.core.git_diff import FileState, file_diff
+from sandbox_client.core.git_diff import Effort, FileState, file_diff
 from sandbox_client.errors import TooLarge
 
 __all__ = ["work_diff"]
 
-_OPAQUE = "trusted.overlay.opaque"
 _MAX_DEPTH = 128
-_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+# An entry has become another kind of thing, or is gone, since it was looked at.
+_VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EAGAIN)
 
 
-def work_diff(upper_fd: int, lower: Path, *, exclude: Sequence[str], max_bytes: int) -> bytes:
+def work_diff(
+    upper_fd: int, lower: Path, *, exclude: Sequence[str], max_bytes: int, opaque_mark: str
+) -> bytes:
     """The diff in git's format. Blocks while it reads.
 
     Args:
@@ -31,16 +33,18 @@ def work_diff(upper_fd: int, lower: Path, *, exclude: Sequence[str], max_bytes: 
         lower: the environment's folder.
         exclude: patterns of names; what has such a component is left out.
         max_bytes: bound of the diff and of each file in it.
+        opaque_mark: the attribute of a folder that hides the environment's.
 
     Raises:
         TooLarge: the bound is passed.
     """
-    walk = _Walk(lower, exclude, max_bytes)
+    walk = _Walk(lower, exclude, max_bytes, opaque_mark)
     walk.folder(os.dup(upper_fd), "", lower_is_folder=True, depth=0)
+    effort = Effort()
     parts = []
     size = 0
     for path in sorted(walk.changed, key=os.fsencode):
-        part = file_diff(os.fsencode(path), walk.old(path), walk.changed[path])
+        part = file_diff(os.fsencode(path), walk.old(path), walk.changed[path], effort)
         size += len(part)
         if size > max_bytes:
             raise TooLarge(
@@ -54,7 +58,10 @@ def work_diff(upper_fd: int, lower: Path, *, exclude: Sequence[str], max_bytes: 
 class _Walk:
     """Collects the paths that may differ, with their present state; None means gone."""
 
-    def __init__(self, lower: Path, exclude: Sequence[str], max_bytes: int) -> None:
+    def __init__(
+        self, lower: Path, exclude: Sequence[str], max_bytes: int, opaque_mark: str
+    ) -> None:
+        self._opaque_mark = opaque_mark
         self._lower = lower
         self._exclude = exclude
         self._max_bytes = max_bytes
@@ -66,7 +73,7 @@ class _Walk:
         try:
             if depth > _MAX_DEPTH:
                 raise TooLarge(f"folder {prefix!r} is nested over {_MAX_DEPTH} levels deep")
-            if lower_is_folder and prefix and _is_opaque(fd):
+            if lower_is_folder and prefix and self._is_opaque(fd):
                 self._gone(prefix.rstrip("/"))
             for name in os.listdir(fd):
                 if not self._is_excluded(name):
@@ -102,6 +109,8 @@ class _Walk:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
         with open(file, "rb") as source:
             found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.ENXIO, "not a plain file any more")
             content = source.read(self._max_bytes + 1)
         self._read_bytes += len(content)
         if self._read_bytes > 4 * self._max_bytes or len(content) > self._max_bytes:
@@ -128,6 +137,12 @@ class _Walk:
             for name in (*files, *links):
                 if not self._is_excluded(name):
                     yield f"{relative}/{name}"
+
+    def _is_opaque(self, fd: int) -> bool:
+        try:
+            return os.getxattr(fd, self._opaque_mark) == b"y"
+        except OSError:
+            return False
 
     def _is_excluded(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self._exclude)
@@ -157,10 +172,3 @@ class _Walk:
 
 def _mode(mode: int) -> str:
     return "100755" if mode & 0o100 else "100644"
-
-
-def _is_opaque(fd: int) -> bool:
-    try:
-        return os.getxattr(fd, _OPAQUE) == b"y"
-    except OSError:
-        return False

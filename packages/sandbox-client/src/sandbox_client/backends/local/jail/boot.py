@@ -1,4 +1,4 @@
-# ruff: noqa: PTH101, PTH120, PTH123 -- keeps the fork-server small: no pathlib
+# ruff: noqa: PTH120, PTH123 -- keeps the fork-server small: no pathlib
 """Start of the fork-server: first as a program of the host, then again inside the new root.
 
 The second start is a plain start of the sandboxes' own interpreter, so that its paths, flags and
@@ -16,6 +16,7 @@ from sandbox_client.backends.local.jail.recorder import Recorder
 __all__ = ["enter_root", "serve"]
 
 CODE_FOLDER = "/.tailrace"
+"""The fork-server's own things, in a mount that no sandbox keeps."""
 _START_FILE = f"{CODE_FOLDER}/init"
 _SETTINGS_FILE = f"{CODE_FOLDER}/settings.json"
 _CONTROL_FD = 3
@@ -43,20 +44,37 @@ def enter_root(settings_file: str) -> None:
     with open(settings_file, encoding="utf-8") as file:
         settings = json.load(file)
     root = settings["template"].pop("root")
+    if settings["template"]["rootless"]:
+        _enter_own_namespaces()
     template.build_template(root, **settings["template"])
     code = __file__
     for _ in range(5):
         code = os.path.dirname(code)
-    shutil.copytree(code, root + CODE_FOLDER)
+    shutil.copytree(code, root + CODE_FOLDER, dirs_exist_ok=True)
     shutil.copyfile(settings_file, root + _SETTINGS_FILE)
     with open(root + _START_FILE, "w", encoding="utf-8") as file:
         file.write(_START)
-    os.chmod(root + CODE_FOLDER, 0o700)
     template.enter(root)
     python = settings["server"]["python_path"]
     # Symbols are bound once, here, and not again in every forked process.
     environ = {**settings["environ"], "LD_BIND_NOW": "1"}
     os.execve(python, [python, _START_FILE], environ)  # noqa: S606
+
+
+def _enter_own_namespaces() -> None:
+    """Goes on in a child that has namespaces of this user namespace; this process waits for it.
+
+    The host's own could not be returned to once a sandbox's have been made.
+    """
+    from sandbox_client.backends.local.jail import kernel
+
+    kernel.unshare(kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
+    child = os.fork()
+    if child:
+        os.close(_CONTROL_FD)
+        _, status = os.waitpid(child, 0)
+        os._exit(os.waitstatus_to_exitcode(status) and 1)
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def serve(recorder: Recorder, baseline: frozenset[str], path: list[str]) -> None:
@@ -70,8 +88,9 @@ def serve(recorder: Recorder, baseline: frozenset[str], path: list[str]) -> None
     stash.preload(settings["preload"])
     import gc
 
-    from sandbox_client.backends.local.jail.forkserver import ForkServer, Settings
+    from sandbox_client.backends.local.jail.forkserver import ForkServer
     from sandbox_client.backends.local.jail.prewarm import prewarm
+    from sandbox_client.backends.local.jail.walls import Settings
     from sandbox_client.backends.local.jail.warm_python import rehearse_program, run_program
 
     for _ in range(_PREWARM_ROUNDS):

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH102, PTH103 -- keeps the fork-server small: no pathlib
+# ruff: noqa: PTH103 -- keeps the fork-server small: no pathlib
 """The fork-server: makes sandboxes on request, ends them on request, says when one has ended.
 
 It holds root's capabilities in its own mount namespace, runs no foreign code and talks to the
@@ -6,45 +6,22 @@ service alone. It dies with the service; every sandbox dies with it.
 """
 
 import os
-import resource
 import select
 import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
-from sandbox_client.backends.local.jail import kernel, template, wire
+from sandbox_client.backends.local.jail import kernel, wire
 from sandbox_client.backends.local.jail.init import Init, PythonRun
 from sandbox_client.backends.local.jail.rehearsal import rehearse
-from sandbox_client.backends.local.jail.seccomp import Program, build_filter, is_supported
+from sandbox_client.backends.local.jail.walls import Settings, Walls
 
-__all__ = ["ForkServer", "Settings"]
+__all__ = ["ForkServer"]
 
-
-_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
 _REHEARSALS = 12
 # Not at once: the sandbox that has just been asked for needs the processors now.
 _SPARE_AFTER_MS = 2
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is the same for every sandbox."""
-
-    uid: int
-    gid: int
-    python_path: str
-    """The real interpreter, as sandboxes see it."""
-    mounts: tuple[str, ...]
-    """Writable folders beside the work folder."""
-    seccomp: bool
-    rehearsal_digest: str
-    """A stored environment to practise with."""
-    rlimits: tuple[tuple[int, int], ...]
-    """(resource, limit) pairs, soft and hard alike."""
-    spares: int
-    """Processes that wait in namespaces of their own for what they are to become."""
 
 
 class ForkServer:
@@ -57,7 +34,7 @@ class ForkServer:
         self._spares: dict[int, socket.socket] = {}
         self._refill = settings.spares > 0
         self._own_pid_namespace = -1
-        self._filter: Program | None = None
+        self._walls = Walls(settings)
         self._mount_points: set[str] = set()
 
     def prepare(self) -> None:
@@ -69,11 +46,10 @@ class ForkServer:
         kernel.clear_inheritable_capabilities()
         kernel.drop_bounding_set()
         os.umask(0o022)
-        if self._settings.seccomp and is_supported(os.uname().machine):
-            self._filter = Program(build_filter(os.uname().machine))
         rehearse(self._settings.python_path, dict(os.environ))
         kernel.mount("proc", "/proc", "proc")
         self._own_pid_namespace = _own_namespace("pid")
+        self._walls.prepare()
         self._rehearse_setup()
         kernel.umount("/proc")
 
@@ -89,8 +65,8 @@ class ForkServer:
         }
         self._make_mount_points("/workspace")
         for _ in range(_REHEARSALS):
-            self._isolate()
-            for fd in self._mount(message):
+            self._walls.isolate()
+            for fd in self._walls.mount(message):
                 os.close(fd)
             for fd in own:
                 kernel.setns(fd)
@@ -220,8 +196,8 @@ class ForkServer:
         """In a spare: does what is the same for all, then waits for what is not."""
         problem: OSError | None = None
         try:
-            self._isolate()
-            self._set_rlimits()
+            self._walls.isolate()
+            self._walls.limit()
         except OSError as error:
             problem = error
         with fork_server:
@@ -260,11 +236,11 @@ class ForkServer:
                 os.write(fd, b"0")
                 os.close(fd)
             step = "mount"
-            mounted = self._mount(message)
-            oom_fd = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            mounted = self._walls.mount(message)
+            oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
             step = "drop privileges"
             os.close(self._own_pid_namespace)
-            self._drop_privileges()
+            self._walls.drop_privileges(message["rlimits"])
             init = Init(channel, self._settings.python_path, oom_fd)
             init.listen()
             wire.send(channel, {"op": "ready"}, mounted)
@@ -274,86 +250,6 @@ class ForkServer:
             wire.send(channel, {"op": "failed", "step": step, "error": str(error) or repr(error)})
             os._exit(1)
         return init
-
-    def _isolate(self) -> None:
-        """Gives this process namespaces of its own, and all mounts that every sandbox has."""
-        kernel.unshare(_NAMESPACES)
-        kernel.loopback_up()
-        staging, flags = template.STAGING, kernel.MS_NOSUID | kernel.MS_NODEV
-        kernel.mount("tmpfs", staging, "tmpfs", flags, "size=64k,nr_inodes=64,mode=700")
-        for name in ("upper", "work", *(f"mount{n}" for n in range(len(self._settings.mounts)))):
-            os.mkdir(f"{staging}/{name}", 0o755)
-            os.chown(f"{staging}/{name}", self._settings.uid, self._settings.gid)
-        for number, target in enumerate(self._settings.mounts):
-            kernel.mount(f"{staging}/mount{number}", target, flags=kernel.MS_BIND)
-        kernel.mount("proc", "/proc", "proc", flags | kernel.MS_NOEXEC)
-        root = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID
-        kernel.mount("none", "/", flags=root)
-
-    def _mount(self, message: wire.Message) -> list[int]:
-        """Mounts what this sandbox starts from, on an isolated process's file systems.
-
-        Returns:
-            Descriptors of the root, of the overlay's upper layer and, where there are several
-            lower layers, of all those together.
-        """
-        workdir, staging = str(message["workdir"]), template.STAGING
-        lower: list[str] = message["lower"]
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_REMOUNT
-        size = f"size={message['disk_bytes']},nr_inodes={message['inodes']}"
-        kernel.mount("tmpfs", staging, "tmpfs", flags, size)
-        view = []
-        if len(lower) > 1:
-            self._mount_overlay(workdir, lower)
-            view.append(_open_folder(workdir))
-            kernel.umount(workdir)
-        self._mount_overlay(workdir, lower, "upper", "work")
-        for number, content in message["mounts"].items():
-            work = f"work{number}"
-            os.mkdir(f"{staging}/{work}", 0o755)
-            target = self._settings.mounts[int(number)]
-            self._mount_overlay(target, [content], f"mount{number}", work)
-        upper_fd = _open_folder(f"{staging}/upper")
-        kernel.umount(staging)
-        kernel.umount(template.ENVIRONMENTS)
-        root_fd = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return [root_fd, upper_fd, *view]
-
-    def _mount_overlay(
-        self, target: str, lower: list[str], upper: str = "", work: str = ""
-    ) -> None:
-        """Mounts stored layers on a folder, to be written to in `upper` if that is given."""
-        layers = ":".join(f"{template.ENVIRONMENTS}/{layer}" for layer in lower)
-        data = f"lowerdir={layers},index=off,metacopy=off,redirect_dir=off,xino=off"
-        flags = kernel.MS_NOSUID | kernel.MS_NODEV
-        if upper:
-            data += f",upperdir={template.STAGING}/{upper},workdir={template.STAGING}/{work}"
-        else:
-            flags |= kernel.MS_RDONLY
-        kernel.mount("overlay", target, "overlay", flags, data)
-
-    def _set_rlimits(self) -> None:
-        for kind, limit in self._settings.rlimits:
-            _, hard = resource.getrlimit(kind)
-            if hard != resource.RLIM_INFINITY:
-                limit = min(limit, hard)
-            resource.setrlimit(kind, (limit, limit))
-
-    def _drop_privileges(self) -> None:
-        uid, gid = self._settings.uid, self._settings.gid
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
-        os.setresuid(uid, uid, uid)
-        # Commands run as the same user: this keeps them out of the first process's memory.
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
-        # Changing the uid has cleared it.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if self._filter is not None:
-            self._filter.install()
-
-
-def _open_folder(path: str) -> int:
-    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 def _own_namespace(kind: str) -> int:

@@ -27,8 +27,7 @@ _CANNOT_START = 126
 _NOT_FOUND = 127
 # The kernel ends processes with the highest score first when memory runs out; the first process of
 # a sandbox must not be the one.
-_COMMAND_OOM_SCORE = b"500"
-_OWN_OOM_SCORE = b"0"
+_COMMAND_OOM_SCORE = 500
 _MAX_KILL_ROUNDS = 100
 
 
@@ -53,6 +52,8 @@ class Init:
         self._channel = channel
         self._python_path = python_path
         self._oom_fd = oom_fd
+        # Lowering it below what it was takes a right that an ordinary user's service lacks.
+        self._own_oom_score = max(0, int(os.pread(oom_fd, 16, 0) or 0))
         self._running: dict[int, _Running] = {}
         self._background: set[tuple[int, int]] = set()
         self._poll = select.poll()
@@ -167,7 +168,7 @@ class Init:
         self._report(running, code << 8)
 
     def _spawn(self, path: str, argv: list[str], environ: dict[str, str], fds: list[int]) -> int:
-        os.pwrite(self._oom_fd, _COMMAND_OOM_SCORE, 0)
+        self._set_oom_score(_COMMAND_OOM_SCORE)
         try:
             return os.posix_spawn(
                 path,
@@ -178,7 +179,7 @@ class Init:
                 setsigdef=_RESET_SIGNALS,
             )
         finally:
-            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+            self._set_oom_score(self._own_oom_score)
 
     def _fork_python(self, running: _Running, run: PythonRun, fds: list[int]) -> PythonRun | None:
         """Forks; returns the program in the child and None in the parent."""
@@ -191,15 +192,18 @@ class Init:
         return None
 
     def _fork(self) -> int:
-        os.pwrite(self._oom_fd, _COMMAND_OOM_SCORE, 0)
+        self._set_oom_score(_COMMAND_OOM_SCORE)
         try:
             pid = kernel.fork()
         except OSError:
-            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+            self._set_oom_score(self._own_oom_score)
             raise
         if pid != 0:
-            os.pwrite(self._oom_fd, _OWN_OOM_SCORE, 0)
+            self._set_oom_score(self._own_oom_score)
         return pid
+
+    def _set_oom_score(self, score: int) -> None:
+        os.pwrite(self._oom_fd, b"%d" % max(score, self._own_oom_score), 0)
 
     def _leave(self, fds: list[int]) -> None:
         """In a forked child: a session of its own, and nothing of the first process's left."""

@@ -3,12 +3,14 @@
 import ctypes
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 __all__ = [
     "CLONE_NEWIPC",
     "CLONE_NEWNET",
     "CLONE_NEWNS",
     "CLONE_NEWPID",
+    "CLONE_NEWUSER",
     "CLONE_NEWUTS",
     "MS_BIND",
     "MS_NODEV",
@@ -18,18 +20,24 @@ __all__ = [
     "MS_RDONLY",
     "MS_REC",
     "MS_REMOUNT",
+    "Capabilities",
     "call",
+    "change_capabilities",
     "clear_inheritable_capabilities",
     "drop_bounding_set",
+    "drop_capabilities",
     "fork",
-    "fs_identity",
+    "leave_identity",
     "loopback_up",
+    "map_one",
     "mount",
     "openat2",
     "pivot_root",
     "prctl",
+    "restrict_tree",
     "set_hostname",
     "setns",
+    "take_identity",
     "umount",
     "unshare",
 ]
@@ -37,6 +45,7 @@ __all__ = [
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
@@ -49,6 +58,8 @@ MS_BIND = 4096
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
 _MNT_DETACH = 2
+_AT_FDCWD = -100
+_AT_RECURSIVE = 0x8000
 
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
@@ -65,9 +76,16 @@ _AF_INET, _SOCK_DGRAM = 2, 2
 _SIOCSIFFLAGS = 0x8914
 # struct ifreq: sixteen bytes of name, then the flags, of which IFF_UP is one.
 _LOOPBACK_UP = b"lo".ljust(16, b"\0") + (1).to_bytes(2, sys.byteorder) + bytes(22)
-# openat2 has one number on every architecture; pivot_root does not.
+# The newer calls have one number on every architecture; the older ones do not.
 _SYS_OPENAT2 = 437
+_SYS_MOUNT_SETATTR = 442
 _SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_SYS_SET_IDS = {
+    "setgroups": {"x86_64": 116, "aarch64": 159},
+    "setresgid": {"x86_64": 119, "aarch64": 149},
+    "setresuid": {"x86_64": 117, "aarch64": 147},
+}
+_MACHINE = os.uname().machine
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Keeps the interpreter's lock, which the child then holds as well.
@@ -113,6 +131,15 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
     _check(result, f"mount {kind or source} on {target}")
 
 
+def restrict_tree(target: str, flags: int) -> None:
+    """Sets MS_RDONLY, MS_NOSUID, MS_NODEV or MS_NOEXEC on a mount and on all below it."""
+    # struct mount_attr: what to set, what to clear, propagation, user namespace.
+    attributes = (ctypes.c_uint64 * 4)(flags, 0, 0, 0)
+    size = ctypes.sizeof(attributes)
+    where = (_AT_FDCWD, target.encode(), _AT_RECURSIVE)
+    call(_SYS_MOUNT_SETATTR, *where, ctypes.byref(attributes), size, what=f"restrict {target}")
+
+
 def umount(target: str) -> None:
     """Takes a mount out of this namespace at once; what uses it goes on using it."""
     _check(_libc.umount2(target.encode(), _MNT_DETACH), f"unmount {target}")
@@ -120,15 +147,30 @@ def umount(target: str) -> None:
 
 def pivot_root(new_root: str, put_old: str) -> None:
     """Makes another mount the root of this mount namespace."""
-    number = _SYS_PIVOT_ROOT.get(os.uname().machine)
+    number = _SYS_PIVOT_ROOT.get(_MACHINE)
     if number is None:
-        raise OSError(f"pivot_root: architecture {os.uname().machine} is not known")
+        raise OSError(f"pivot_root: architecture {_MACHINE} is not known")
     call(number, new_root.encode(), put_old.encode(), what="pivot_root")
 
 
 def unshare(flags: int) -> None:
     """Leaves namespaces for new ones."""
     _check(_libc.unshare(flags), f"unshare {flags:#x}")
+
+
+def map_one(uid: tuple[int, int], gid: tuple[int, int], proc: int) -> None:
+    """Maps (id inside, id outside) in this process's new user namespace.
+
+    `proc` is a descriptor of its folder in /proc.
+    """
+    for file, text in (
+        # Else a user could give up a group that keeps it from something.
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid[0]} {uid[1]} 1"),
+        ("gid_map", f"{gid[0]} {gid[1]} 1"),
+    ):
+        with open(os.open(file, os.O_WRONLY, dir_fd=proc), "w", encoding="ascii") as out:  # noqa: PTH123
+            out.write(text)
 
 
 def setns(fd: int, kind: int = 0) -> None:
@@ -156,25 +198,55 @@ def drop_bounding_set() -> None:
             return  # the first number that this kernel does not know
 
 
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
+
+
+class Capabilities(ctypes.Structure):
+    """One word of a thread's capability sets."""
+
+    _fields_ = [
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    ]
+
+
+def change_capabilities(change: Callable[[Capabilities], None]) -> None:
+    """Applies a change to both words of this thread's capabilities."""
+    header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
+    words = (Capabilities * 2)()
+    _check(_libc.capget(ctypes.byref(header), ctypes.byref(words)), "capget")
+    for word in words:
+        change(word)
+    _check(_libc.capset(ctypes.byref(header), ctypes.byref(words)), "capset")
+
+
 def clear_inheritable_capabilities() -> None:
     """Empties the inheritable set; permitted and effective ones vanish with the root uid."""
 
-    class Header(ctypes.Structure):
-        _fields_ = [("version", ctypes.c_uint32), ("pid", ctypes.c_int)]
-
-    class Data(ctypes.Structure):
-        _fields_ = [
-            ("effective", ctypes.c_uint32),
-            ("permitted", ctypes.c_uint32),
-            ("inheritable", ctypes.c_uint32),
-        ]
-
-    header = Header(_CAPABILITY_VERSION_3, 0)
-    data = (Data * 2)()
-    _check(_libc.capget(ctypes.byref(header), ctypes.byref(data)), "capget")
-    for word in data:
+    def change(word: Capabilities) -> None:
         word.inheritable = 0
-    _check(_libc.capset(ctypes.byref(header), ctypes.byref(data)), "capset")
+
+    change_capabilities(change)
+
+
+def drop_capabilities() -> None:
+    """Gives up every capability, for where no change of the uid takes them away."""
+
+    def change(word: Capabilities) -> None:
+        word.effective = word.permitted = word.inheritable = 0
+
+    change_capabilities(change)
+
+
+def _use_capabilities(*, use: bool) -> None:
+    """Lays down the thread's capabilities, or takes them up again."""
+
+    def change(word: Capabilities) -> None:
+        word.effective = word.permitted if use else 0
+
+    change_capabilities(change)
 
 
 def loopback_up() -> None:
@@ -207,14 +279,30 @@ def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve:
     )
 
 
-def fs_identity(uid: int, gid: int) -> None:
-    """Makes this thread's file accesses those of another user; root's return with 0 and 0."""
-    if uid == 0:
-        _libc.setfsuid(0)
-        _libc.setfsgid(0)
+def take_identity(uid: int, gid: int) -> None:
+    """Makes this thread, and no other, act as another user without groups and capabilities.
+
+    Not only for file accesses: what /proc shows and allows depends on the effective ids too.
+    With uid 0 the ids stay, and only the capabilities go.
+    """
+    if uid:
+        _set_ids("setgroups", 0, None)
+        _set_ids("setresgid", -1, gid, -1)
+        _set_ids("setresuid", -1, uid, -1)
     else:
-        _libc.setfsgid(gid)
-        _libc.setfsuid(uid)
-    # Both calls report the previous id, never an error; asking with -1 shows the present one.
-    if _libc.setfsuid(-1) != uid or _libc.setfsgid(-1) != gid:
-        raise PermissionError(f"cannot take file-system identity {uid}:{gid}")
+        _use_capabilities(use=False)
+
+
+def leave_identity(uid: int, groups: Sequence[int]) -> None:
+    """Undoes `take_identity` of this uid; `groups` are the process's supplementary ones."""
+    if uid:
+        _set_ids("setresuid", -1, 0, -1)
+        _set_ids("setresgid", -1, 0, -1)
+        _set_ids("setgroups", len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+    else:
+        _use_capabilities(use=True)
+
+
+def _set_ids(name: str, *arguments: object) -> None:
+    """Calls the kernel directly: libc would change every thread of the process."""
+    call(_SYS_SET_IDS[name][_MACHINE], *arguments, what=name)

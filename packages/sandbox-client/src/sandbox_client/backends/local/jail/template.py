@@ -4,22 +4,35 @@
 The root is made of nothing but what is named: system folders read-only, a few files of /etc, the
 interpreter, device nodes. Home folders, /run, sockets and everything else of the host are not
 masked but absent. Sandboxes get their writable folders as mounts on top.
+
+What the fork-server needs beside that lies in one folder with a mount of its own, which a sandbox
+takes away before its first command.
 """
 
+import errno
 import os
 import shutil
 import stat
 
 from sandbox_client.backends.local.jail import kernel
+from sandbox_client.backends.local.jail.boot import CODE_FOLDER
 
-__all__ = ["ENVIRONMENTS", "PYTHON_PREFIX", "SHIM_FOLDER", "STAGING", "build_template", "enter"]
+__all__ = [
+    "ENVIRONMENTS",
+    "PYTHON_PREFIX",
+    "SHIM_FOLDER",
+    "STAGING",
+    "build_template",
+    "enter",
+]
 
 PYTHON_PREFIX = "/opt/python"
 SHIM_FOLDER = "/opt/tailrace/bin"
-ENVIRONMENTS = "/.environments"
-"""Where the fork-server sees the stored environments; no sandbox keeps this mount."""
-STAGING = "/.staging"
+ENVIRONMENTS = f"{CODE_FOLDER}/trees"
+STAGING = f"{CODE_FOLDER}/staging"
 """Where a sandbox's own tmpfs stands while the sandbox is being set up."""
+_PROC = f"{CODE_FOLDER}/proc"
+"""In a user namespace the kernel mounts a /proc only where another one can be seen."""
 
 _MERGED_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC = (
@@ -40,7 +53,6 @@ _ETC = (
     "timezone",
 )
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
-_READ_ONLY = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID
 
 
 def build_template(
@@ -56,6 +68,7 @@ def build_template(
     site_packages: str | None,
     environments: str,
     user: tuple[str, int, int],
+    rootless: bool,
 ) -> None:
     """Mounts and fills the template root at `root`. Only this mount namespace sees any of it.
 
@@ -71,14 +84,20 @@ def build_template(
         site_packages: folder shown in place of the first of them, if any.
         environments: the host's folder of stored environments.
         user: name, uid and gid that commands run as.
+        rootless: this process is root in a user namespace only.
     """
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID, "mode=755,size=16m")
     for name in ("dev", "etc", "opt", "proc", "run", "sys", "tmp", "var", "var/tmp", "root"):
         os.mkdir(f"{root}/{name}", 0o755)
-    for hidden in (ENVIRONMENTS, STAGING):
-        os.mkdir(root + hidden, 0o700)
+    os.mkdir(root + CODE_FOLDER, 0o700)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount("tmpfs", root + CODE_FOLDER, "tmpfs", flags, "mode=700,size=16m")
+    for own in (ENVIRONMENTS, STAGING, _PROC):
+        os.mkdir(root + own, 0o700)
+    if rootless:
+        kernel.mount("proc", root + _PROC, "proc", flags | kernel.MS_NOEXEC)
     _bind_system_folders(root, visible)
     _bind(python_prefix, root + PYTHON_PREFIX)
     _fill_dev(f"{root}/dev")
@@ -120,10 +139,26 @@ def _bind_system_folders(root: str, visible: list[str]) -> None:
 
 
 def _bind(source: str, target: str) -> None:
-    """Shows a host folder read-only; mounts below it are not shown."""
+    """Shows a host folder read-only, and mounts below it only where they cannot be left out."""
     os.makedirs(target, exist_ok=True)
-    kernel.mount(source, target, flags=kernel.MS_BIND)
-    kernel.mount("none", target, flags=_READ_ONLY | kernel.MS_NODEV)
+    try:
+        kernel.mount(source, target, flags=kernel.MS_BIND)
+    except OSError as error:
+        # In a user namespace it is not allowed to look below what the host has mounted there.
+        if error.errno != errno.EINVAL:
+            raise
+        kernel.mount(source, target, flags=kernel.MS_BIND | kernel.MS_REC)
+    _restrict(target, kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV)
+
+
+def _restrict(target: str, flags: int) -> None:
+    try:
+        kernel.restrict_tree(target, flags)
+    except OSError as error:
+        # Before Linux 5.12, where a user namespace would not do anyway.
+        if error.errno != errno.ENOSYS:
+            raise
+        kernel.mount("none", target, flags=kernel.MS_BIND | kernel.MS_REMOUNT | flags)
 
 
 def _mask(target: str) -> None:
@@ -141,10 +176,11 @@ def _fill_dev(dev: str) -> None:
             os.chmod(path, 0o666)  # noqa: S103 -- a device node
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
         except PermissionError:
-            # No mknod here (some containers): show the host's node instead.
+            # No mknod here (user namespaces, some containers): show the host's node instead.
             with open(path, "wb"):
                 pass
             kernel.mount(f"/dev/{name}", path, flags=kernel.MS_BIND)
+            _restrict(path, kernel.MS_NOSUID | kernel.MS_NOEXEC)
     for name, target in (
         ("fd", "/proc/self/fd"),
         ("stdin", "/proc/self/fd/0"),
