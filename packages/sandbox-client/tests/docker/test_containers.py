@@ -14,6 +14,10 @@ from sandbox_client import (
     SandboxLimits,
     WrongRequest,
 )
+from sandbox_client.backends.docker import doctor
+from sandbox_client.config import DockerConfig
+from sandbox_client.findings import Level
+from sandbox_client.testing.backends import BackendUnderTest
 from sandbox_client.testing.dockerd import Dockerd
 from sandbox_client.testing.service import RunningService
 
@@ -139,3 +143,17 @@ async def test_what_the_service_is_not_set_up_for_is_refused(
 ) -> None:
     with pytest.raises(WrongRequest, match=match):
         await client.create(environment, limits=limits)
+
+
+def test_the_doctor_finds_nothing_wrong_with_this_daemon(backend: BackendUnderTest) -> None:
+    settings = dict(setting.split("=", 1) for setting in backend.settings)
+    config = DockerConfig(
+        socket=Path(settings["docker.socket"]),
+        base_image=settings["docker.base_image"],
+        disk_watermark=1,
+    )
+    levels = {finding.check: finding.level for finding in doctor.examine(config)}
+    assert set(levels.values()) == {Level.OK}, levels
+    assert {"the daemon's API", "the containers' cgroups", "the base image"} <= levels.keys()
+    absent = {f.check: f.level for f in doctor.examine(DockerConfig(socket=config.socket))}
+    assert absent["the base image"] is Level.WARNING

@@ -170,6 +170,18 @@ def test_no_sandbox_is_tried_where_none_can_be_made() -> None:
     assert (finding.status, finding.fix) == (Status.PROBLEM, "run as root")
 
 
+def test_only_sandboxes_of_this_host_are_tried() -> None:
+    def look(config: SandboxServiceConfig) -> list[sandbox_doctor.Finding]:
+        return [sandbox_doctor.Finding("daemon", sandbox_doctor.Level.OK, "answers")]
+
+    def trial(config: SandboxServiceConfig) -> sandbox_doctor.Finding:
+        raise AssertionError("this would pull an image, or cost money")
+
+    for backend in ("docker", "e2b"):
+        finding = only(sandbox.check(sandbox_stack(backend=backend), look, trial))
+        assert finding.check == "sandbox: daemon"
+
+
 def test_wrong_sandbox_settings_are_a_finding() -> None:
     finding = only(sandbox.check(sandbox_stack(limits={"sandboxes": 0, "colour": 1})))
     assert finding.status is Status.PROBLEM

@@ -25,8 +25,8 @@ def check(
 ) -> list[Finding]:
     """Findings for the sandbox service of a stack, as it is configured there.
 
-    One sandbox is made for real, unless something is known to stand in its way. Not to be called
-    from a running event loop.
+    One sandbox of `local` is made for real, unless something is known to stand in its way. Not to
+    be called from a running event loop.
     """
     findings = []
     for process in stack.processes:
@@ -40,7 +40,8 @@ def check(
             findings.append(Finding("sandbox: settings", Status.PROBLEM, wrong, fix))
             continue
         found = list(examine(config))
-        if all(f.level is not doctor.Level.PROBLEM for f in found):
+        stopped = any(f.level is doctor.Level.PROBLEM for f in found)
+        if config.backend == "local" and not stopped:
             found.append(trial(config))
         findings += [Finding(f"sandbox: {f.check}", STATUS[f.level], f.found, f.fix) for f in found]
     return findings

@@ -38,6 +38,9 @@ class EngineInfo:
     """Where its images are."""
     missing: tuple[str, ...]
     """Protections that it cannot give, in words."""
+    api_version: str = ""
+    cgroup_driver: str = "none"
+    cgroup_version: int = 1
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,13 @@ class Engine:
                     "users are not this host's, so that work folders cannot be shared; use one "
                     "that runs as root without user namespaces"
                 )
-        return EngineInfo(Path(info["DockerRootDir"]), tuple(_missing_protections(info)))
+        return EngineInfo(
+            Path(info["DockerRootDir"]),
+            tuple(_missing_protections(info)),
+            self._docker.api_version,
+            info.get("CgroupDriver", "none"),
+            int(info.get("CgroupVersion", 1)),
+        )
 
     async def close(self) -> None:
         """Ends the connection."""
