@@ -23,7 +23,7 @@ from swe_eval.grading.host import SandboxHost
 from swe_eval.grading.limiter import Limiter
 from swe_eval.grading.prepare import PreparedDiff, RefusedDiff, prepare_diff, unexpected_paths
 from swe_eval.grading.trial import Observation, Trial
-from swe_eval.tasks.task import Task, TestGrader
+from swe_eval.tasks.task import LogGrader, ScriptGrader, Task, TestGrader
 
 logger = logging.getLogger(__name__)
 
@@ -109,13 +109,12 @@ class Grader:
             )
 
     def _prepare(self, task: Task, diff: bytes) -> PreparedDiff | RefusedDiff:
-        tests = task.grader.files if isinstance(task.grader, TestGrader) else {}
         return prepare_diff(
             diff,
             max_bytes=self._config.max_diff_bytes,
-            hidden_tests=frozenset(tests),
+            hidden_tests=_hidden_tests(task),
             # A Harbor test.sh brings its own tests, and its task may well be to write some.
-            protect=isinstance(task.grader, TestGrader),
+            protect=not isinstance(task.grader, ScriptGrader),
         )
 
     async def _grade(self, task: Task, prepared: PreparedDiff) -> Grade:
@@ -181,7 +180,8 @@ class Grader:
                     await self._trial.solve(task, task.reference, sandbox_id)
                     seen = await self._trial.run(task, sandbox_id)
                     return seen.judgement.verdict is Verdict.SOLVED
-                keeping = task.grader.pass_to_pass if isinstance(task.grader, TestGrader) else None
+                grader = task.grader
+                keeping = None if isinstance(grader, ScriptGrader) else grader.pass_to_pass
                 if keeping == ():
                     return True  # nothing to compare with: the task's word stands
                 seen = await self._trial.run(task, sandbox_id, required=keeping)
@@ -210,7 +210,7 @@ def _doing(what: str) -> Iterator[None]:
 
 
 def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0) -> Grade:
-    required = task.grader.required if isinstance(task.grader, TestGrader) else ()
+    required = () if isinstance(task.grader, ScriptGrader) else task.grader.required
     return Grade(
         verdict=Verdict.UNSOLVED,
         reason=reason,
@@ -220,3 +220,9 @@ def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0)
         ),
         wall_s=wall_s,
     )
+
+
+def _hidden_tests(task: Task) -> frozenset[str]:
+    if isinstance(task.grader, TestGrader):
+        return frozenset(task.grader.files)
+    return task.grader.protected if isinstance(task.grader, LogGrader) else frozenset()

@@ -1,5 +1,6 @@
 """One run of a task's grader inside a sandbox that already holds the work to be judged."""
 
+import asyncio
 import json
 import math
 import secrets
@@ -16,8 +17,17 @@ from swe_eval.grading.job import (
     pack_job,
     read_report,
 )
+from swe_eval.grading.log_run import LOG_FILE, MAX_LOG_BYTES, RUN_LOGGED, judge_log, with_nonce
 from swe_eval.grading.runner import SEAL_BYTES
-from swe_eval.tasks.task import FileTree, Reference, ScriptGrader, Task, TestGrader, TreeFile
+from swe_eval.tasks.task import (
+    FileTree,
+    LogGrader,
+    Reference,
+    ScriptGrader,
+    Task,
+    TestGrader,
+    TreeFile,
+)
 
 _REWARD_BYTES = 4096
 _KEPT_JOBS = 256
@@ -58,10 +68,13 @@ class Trial:
     async def run(
         self, task: Task, sandbox_id: str, *, required: tuple[str, ...] | None = None
     ) -> Observation:
-        """Runs the task's grader. `required` narrows the tests of a `TestGrader`."""
+        """Runs the task's grader. `required` narrows the tests of all but a `ScriptGrader`."""
         if isinstance(task.grader, TestGrader):
             tests = task.grader.required if required is None else required
             return await self._run_tests(task, task.grader, tests, sandbox_id)
+        if isinstance(task.grader, LogGrader):
+            tests = task.grader.required if required is None else required
+            return await self._run_logged(task.grader, tests, sandbox_id)
         return await self._run_script(task, task.grader, sandbox_id)
 
     async def solve(self, task: Task, reference: Reference, sandbox_id: str) -> None:
@@ -93,6 +106,43 @@ class Trial:
             detail=report.detail,
             log_tail=report.log[-self.log_bytes :],
         )
+
+    async def _run_logged(
+        self, grader: LogGrader, tests: tuple[str, ...], sandbox_id: str
+    ) -> Observation:
+        nonce = self.new_secret(8).hex()
+        folder = f"/tmp/{self.new_secret(8).hex()}"  # noqa: S108 -- inside the sandbox
+        script = TreeFile(with_nonce(grader.script, nonce).encode())
+        await self.host.write_files(sandbox_id, folder, {"eval.sh": script})
+        result = await self.host.run(
+            sandbox_id,
+            ["/bin/bash", "-c", RUN_LOGGED, folder],
+            env={},
+            timeout_s=grader.wall_s,
+            max_output_bytes=self.log_bytes,
+        )
+        log = await self._read(sandbox_id, f"{folder}/{LOG_FILE}")
+        # In a thread, for a log can be long.
+        judgement, detail = await asyncio.to_thread(
+            judge_log, log, parser=grader.parser, required=tests, nonce=nonce, end=_end_of(result)
+        )
+        return Observation(judgement=judgement, detail=detail, log_tail=log[-self.log_bytes :])
+
+    async def _read(self, sandbox_id: str, path: str) -> str:
+        """A file's text, in parts that fit into a command's bounded output."""
+        parts: list[bytes] = []
+        for start in range(1, MAX_LOG_BYTES, REPORT_BYTES):
+            result = await self.host.run(
+                sandbox_id,
+                ["/bin/sh", "-c", f'tail -c +{start} "$0" | head -c {REPORT_BYTES}', path],
+                env={},
+                timeout_s=_READ_S,
+                max_output_bytes=REPORT_BYTES,
+            )
+            parts.append(result.stdout)
+            if len(result.stdout) < REPORT_BYTES:
+                break
+        return b"".join(parts).decode("utf-8", "replace")
 
     def _packed(self, task: Task, grader: TestGrader, tests: tuple[str, ...]) -> bytes:
         key = (task.task_id, len(tests))

@@ -126,7 +126,31 @@ class ScriptGrader:
     wall_s: float = 600.0
 
 
-Grader = TestGrader | ScriptGrader
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogGrader:
+    """A script that runs the repository's own tests, judged by what its log says of each.
+
+    Weaker than a `TestGrader`: the tested code can write to the log (`grading.parsers`).
+    """
+
+    script: str
+    """Run by bash. Prints the markers of `grading.parsers.log` around the tests' output."""
+    parser: str
+    """Name in `grading.parsers.PARSERS`."""
+    fail_to_pass: tuple[str, ...]
+    """Tests, by the names in the log, that fail before the repair."""
+    pass_to_pass: tuple[str, ...] = ()
+    protected: frozenset[str] = frozenset()
+    """Files that the script puts in place; changes to them are dropped from a diff."""
+    wall_s: float = 1800.0
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """All tests that a solution must pass, in order, each once."""
+        return tuple(dict.fromkeys((*self.fail_to_pass, *self.pass_to_pass)))
+
+
+Grader = TestGrader | ScriptGrader | LogGrader
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
