@@ -5,20 +5,28 @@ class MalformedTaskError(Exception):
     """A task can't be read or is not supported. A retry can't help; the other tasks go on.
 
     Attributes:
-        task: Name of the task's folder.
-        file: The file at fault, relative to the folder.
+        task: Name of the task's folder, or of the row if it has one.
+        file: The file at fault, relative to the folder; of a row the file that holds it.
         field: The field at fault, dotted, or empty when the whole file is.
         found: What stands there.
         expected: What should.
+        line: The line of a row, from 1; 0 for files that are read whole.
     """
 
-    def __init__(self, *, task: str, file: str, expected: str, found: str, field: str = "") -> None:
+    def __init__(
+        self, *, task: str, file: str, expected: str, found: str, field: str = "", line: int = 0
+    ) -> None:
         self.task = task
         self.file = file
         self.field = field
         self.found = found
         self.expected = expected
-        place = f"{task}/{file}" + (f", {field}" if field else "")
+        self.line = line
+        if line:
+            place = f"{file}:{line}" + (f" ({task})" if task else "")
+        else:
+            place = f"{task}/{file}" if task else file
+        place += f", {field}" if field else ""
         super().__init__(f"{place}: expected {expected}, found {found}")
 
 

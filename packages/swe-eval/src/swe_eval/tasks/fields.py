@@ -1,7 +1,7 @@
-"""Typed reading of a parsed TOML table: every error names file, field, found and expected."""
+"""Typed reading of a TOML table or a data set's row: errors name file, field, found, expected."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -10,12 +10,16 @@ from swe_eval.errors import MalformedTaskError, UnsupportedTaskError
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """One table of a file, and where it stands."""
+    """One table of a file, or a row of it, and where it stands."""
 
     task: str
     file: str
     values: Mapping[str, Any]
     prefix: str = ""
+    line: int = 0
+    """0 where the table is the whole file."""
+    nulls: frozenset[str] = frozenset()
+    """Columns that the row has and leaves empty; they are not in `values`."""
 
     def fail(self, key: str, expected: str, found: object) -> NoReturn:
         """Raises for a field with the wrong value."""
@@ -24,7 +28,8 @@ class Fields:
             file=self.file,
             field=self.prefix + key,
             expected=expected,
-            found=_shown(found),
+            found=shown(found),
+            line=self.line,
         )
 
     def unsupported(self, key: str, expected: str, found: object) -> NoReturn:
@@ -34,7 +39,8 @@ class Fields:
             file=self.file,
             field=self.prefix + key,
             expected=expected,
-            found=_shown(found),
+            found=shown(found),
+            line=self.line,
         )
 
     def table(self, key: str) -> "Fields":
@@ -42,7 +48,7 @@ class Fields:
         value = self.values.get(key, {})
         if not isinstance(value, dict):
             self.fail(key, "a table", value)
-        return Fields(self.task, self.file, value, f"{self.prefix}{key}.")
+        return Fields(self.task, self.file, value, f"{self.prefix}{key}.", self.line)
 
     def text(self, key: str, default: str = "") -> str:
         """A string."""
@@ -50,6 +56,30 @@ class Fields:
         if not isinstance(value, str):
             self.fail(key, "a string", value)
         return value
+
+    def filled(self, key: str) -> str:
+        """A string that says something."""
+        value = self.text(key)
+        if not value.strip():
+            self.fail(key, "text", value)
+        return value
+
+    def demand(self, keys: Sequence[str], of_what: str) -> None:
+        """Raises unless all keys are there; the error names each that is not."""
+        missing = [self.prefix + key for key in keys if key not in self.values]
+        if missing:
+            self.refuse(of_what, "nothing", ", ".join(missing))
+
+    def refuse(self, expected: str, found: str, field: str = "") -> NoReturn:
+        """Raises for the row or table as a whole, or for a field, in the given words."""
+        raise MalformedTaskError(
+            task=self.task,
+            file=self.file,
+            line=self.line,
+            field=field,
+            expected=expected,
+            found=found,
+        )
 
     def choice(self, key: str, default: str, options: tuple[str, ...]) -> str:
         """One of several strings."""
@@ -92,6 +122,7 @@ class Fields:
         return list(value)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """The value in a message, cut to a line."""
     text = repr(value)
     return text if len(text) <= 120 else text[:117] + "..."
