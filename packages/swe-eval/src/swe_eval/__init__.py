@@ -18,6 +18,7 @@ from swe_eval.config import (
     GeneratedSetConfig,
     GradingConfig,
     HarborSetConfig,
+    RowSetConfig,
 )
 from swe_eval.core.decontaminate import Overlap, OverlapKind, TaskFacts, overlaps
 from swe_eval.core.evaluation import Report
@@ -36,9 +37,13 @@ from swe_eval.errors import MalformedTaskError, TaskSetError, UnsupportedTaskErr
 from swe_eval.generate import GeneratedTask, make_task, to_harbor
 from swe_eval.grading.run import Grade, Grader
 from swe_eval.grading.sandboxes import ServiceHost
+from swe_eval.predictions import Prediction, read_predictions, write_predictions
+from swe_eval.run_report import RunOutcome, RunReport, read_report
 from swe_eval.tasks.harbor import find_tasks, read_task
 from swe_eval.tasks.sets import Catalog, open_task_sets
 from swe_eval.tasks.task import Environment, Task
+from swe_eval.tasks.traces import Trace, read_traces, to_atif
+from swe_eval.tasks.validate import validate
 
 __version__ = "0.1.0"
 
@@ -61,7 +66,11 @@ __all__ = [
     "Overlap",
     "OverlapKind",
     "PairedComparison",
+    "Prediction",
     "Report",
+    "RowSetConfig",
+    "RunOutcome",
+    "RunReport",
     "ServiceHost",
     "Task",
     "TaskFacts",
@@ -69,6 +78,7 @@ __all__ = [
     "TaskSetError",
     "TestResult",
     "TestStatus",
+    "Trace",
     "UnsupportedTaskError",
     "Verdict",
     "__version__",
@@ -82,7 +92,13 @@ __all__ = [
     "overlaps",
     "pass_at_1_interval",
     "pass_at_k",
+    "read_predictions",
+    "read_report",
     "read_task",
+    "read_traces",
     "stratified_order",
+    "to_atif",
     "to_harbor",
+    "validate",
+    "write_predictions",
 ]

@@ -1,5 +1,8 @@
-"""`python -m swe_eval`: `serve` the EvalService, `make` and `validate` Harbor tasks."""
+"""`python -m swe_eval`: `serve` the EvalService, `make` and `validate` tasks, read `traces`."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,9 +12,10 @@ from service_kit.errors import StartupError
 
 from swe_eval.app import serve
 from swe_eval.config import EvalConfig
-from swe_eval.errors import MalformedTaskError
+from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import HarborFolderExistsError, make_task, to_harbor
-from swe_eval.tasks.harbor import HarborOptions, find_tasks, read_task
+from swe_eval.tasks.traces import read_traces, to_atif
+from swe_eval.tasks.validate import tell_problems
 
 app = service_app(
     "swe-eval",
@@ -45,25 +49,48 @@ def make(
 
 @app.command()
 def validate(
-    folder: Annotated[Path, typer.Argument(help="A task directory, or a folder of them.")],
+    paths: Annotated[
+        list[Path], typer.Argument(help="Task directories, files of rows, folders of either.")
+    ],
 ) -> None:
-    """Read every Harbor task under a folder and report each that can't be used, and why."""
-    with clear_errors():
-        if not folder.is_dir():
-            raise StartupError(f"{folder} is not a folder")
-        folders = find_tasks(folder)
-        if not folders:
-            raise StartupError(f"no folder with a task.toml under {folder}")
-        problems = 0
-        for task_folder in folders:
-            try:
-                read_task(task_folder, HarborOptions())
-            except MalformedTaskError as error:
-                problems += 1
-                typer.echo(f"{type(error).__name__.removesuffix('Error')}: {error}")
-    typer.echo(f"{len(folders) - problems} of {len(folders)} tasks can be used")
-    if problems:
-        raise typer.Exit(EXIT_USAGE)
+    """Read every task at some paths and report each that can't be used, and why."""
+    with clear_errors(), _usage_errors():
+        if not tell_problems(paths, typer.echo):
+            raise typer.Exit(EXIT_USAGE)
+
+
+@app.command()
+def traces(
+    location: Annotated[str, typer.Argument(help="File or folder of rows, or hf:OWNER/NAME.")],
+    out: Annotated[Path, typer.Argument(help="File to write; it must not be there yet.")],
+    solved: Annotated[
+        bool, typer.Option("--solved", help="Only traces that are resolved.")
+    ] = False,
+) -> None:
+    """Write traces of Open-SWE-Traces as ATIF, one a line, for supervised fine-tuning."""
+    with clear_errors(), _usage_errors():
+        if out.exists():
+            raise StartupError(f"{out} exists; choose another name")
+        written = problems = 0
+        with out.open("w", encoding="utf-8") as stream:
+            for found in read_traces(location):
+                if isinstance(found, MalformedTaskError):
+                    problems += 1
+                    typer.echo(str(found))
+                elif found.resolved or not solved:
+                    written += 1
+                    stream.write(json.dumps(to_atif(found)) + "\n")
+        typer.echo(f"{written} traces in {out}, {problems} can't be used")
+        if problems:
+            raise typer.Exit(EXIT_USAGE)
+
+
+@contextmanager
+def _usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except TaskSetError as error:
+        raise StartupError(str(error)) from error
 
 
 if __name__ == "__main__":

@@ -58,7 +58,30 @@ class HarborSetConfig(Config):
     """Longest time one command of an agent may take; 0: no limit of the task's own."""
 
 
-TaskSetConfig = Annotated[GeneratedSetConfig | HarborSetConfig, Field(discriminator="kind")]
+class RowSetConfig(Config):
+    """Tasks in the rows of a data set."""
+
+    kind: Literal["swebench", "swesmith"]
+    """Whose columns the rows have."""
+    name: str
+    """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    location: str
+    """A `.json`, `.jsonl` or `.parquet` file, a folder of them, or `hf:OWNER/NAME[@REVISION]`, a
+    data set of the Hugging Face hub."""
+    split: str = ""
+    """Split to take of a data set's files; empty: all."""
+    profiles: Path | None = None
+    """For `swesmith`: a JSON list of objects with `mirror` and `test_cmd`, for repositories whose
+    tests are not run by the usual command."""
+    test_wall_s: PositiveFloat = 1800.0
+    """Longest time the tests may take."""
+    command_timeout_s: Annotated[float, Field(ge=0)] = 0.0
+    """Longest time one command of an agent may take; 0: no limit of the task's own."""
+
+
+ReadSetConfig = HarborSetConfig | RowSetConfig
+"""Sets that are read, as a whole, when the service starts."""
+TaskSetConfig = Annotated[GeneratedSetConfig | ReadSetConfig, Field(discriminator="kind")]
 
 
 class FaultInjection(Config):
@@ -114,7 +137,7 @@ class EvaluationConfig(Config):
     """Bootstrap resamples of the confidence interval."""
 
 
-def _default_task_sets() -> list[GeneratedSetConfig | HarborSetConfig]:
+def _default_task_sets() -> list[GeneratedSetConfig | ReadSetConfig]:
     return [
         GeneratedSetConfig(name="train", split="train", count=2000),
         GeneratedSetConfig(name="heldout", split="heldout", count=200),

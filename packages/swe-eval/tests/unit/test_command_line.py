@@ -1,5 +1,6 @@
 """`python -m swe_eval`: what an operator can get wrong is one clear message and exit code 2."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_validate_names_each_task_that_can_not_be_used_and_goes_on() -> None:
     status, text = run("validate", str(SAMPLES))
     assert status == 2
     lines = text.splitlines()
-    assert lines[-1] == "3 of 7 tasks can be used"
+    assert lines[-1] == "5 of 9 tasks can be used"
     assert any(
         line.startswith("UnsupportedTask: hello-multi-step-simple/task.toml") for line in lines
     )
@@ -49,7 +50,7 @@ def test_validate_names_each_task_that_can_not_be_used_and_goes_on() -> None:
     ("arguments", "words"),
     [
         (["make", "{tmp}", "--split", "test"], "--split: expected one of"),
-        (["validate", "{tmp}/absent"], "is not a folder"),
+        (["validate", "{tmp}/absent"], "is not there"),
         (["validate", "{tmp}"], "no folder with a task.toml"),
     ],
 )
@@ -59,12 +60,23 @@ def test_wrong_arguments_are_told(tmp_path: Path, arguments: list[str], words: s
     assert words in text
 
 
+def test_traces_writes_atif_and_never_overwrites(tmp_path: Path) -> None:
+    rows, out = SAMPLES.parent / "rows" / "swesmith_ft_xml.jsonl", tmp_path / "out.jsonl"
+    status, text = run("traces", str(rows), str(out))
+    assert (status, text) == (0, f"1 traces in {out}, 0 can't be used\n")
+    assert json.loads(out.read_text())["schema_version"] == "ATIF-v1.8"
+    assert run("traces", str(rows), str(out))[0] == 2
+    status, text = run("traces", "--solved", str(rows), str(tmp_path / "solved.jsonl"))
+    assert text.startswith("0 traces")
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
         ("gradign.concurrency=3", "gradign.concurrency"),
         ("grading.concurrency=0", "grading.concurrency"),
         ('task_sets=[{kind="harbor", name="x", path="/nowhere"}]', "/nowhere is not a folder"),
+        ('task_sets=[{kind="swebench", name="x", location="/nowhere"}]', "/nowhere: no .json"),
         ('task_sets=[{kind="generated", name="x", split="test"}]', "split"),
         ("server.bind=0.0.0.0:7102", "tls_certificate"),
     ],

@@ -6,7 +6,7 @@ from swe_eval.config import EvalConfig, GeneratedSetConfig, HarborSetConfig
 from swe_eval.core.decontaminate import TaskFacts, defined_functions, overlaps
 from swe_eval.errors import TaskSetError
 from swe_eval.generate import make_task
-from swe_eval.tasks.sets import Catalog, GeneratedSet, HarborSet, open_task_sets
+from swe_eval.tasks.sets import Catalog, GeneratedSet, ReadSet, open_task_sets
 from swe_eval.tasks.task import Environment, Task, TestGrader, TestRunner, TreeFile
 
 SAMPLES = Path(__file__).parent.parent / "data" / "harbor"
@@ -95,8 +95,10 @@ def test_the_tar_depends_on_nothing_but_the_files() -> None:
 
 
 def test_malformed_harbor_tasks_are_problems_and_never_stop_the_others() -> None:
-    task_set = HarborSet(HarborSetConfig(name="samples", path=SAMPLES))
+    task_set = ReadSet(HarborSetConfig(name="samples", path=SAMPLES))
     assert [ref.task_id for ref in task_set.refs(0, 100)] == [
+        "harbor/hello-alpine",
+        "harbor/hello-skills",
         "harbor/hello-workdir",
         "harbor/hello-world",
         "harbor/verifier-mode-shared-default",
@@ -117,7 +119,7 @@ def test_a_name_taken_twice_is_a_problem_of_the_second_folder(tmp_path: Path) ->
             target.parent.mkdir(parents=True, exist_ok=True)
             if path.is_file():
                 target.write_bytes(path.read_bytes())
-    task_set = HarborSet(HarborSetConfig(name="twins", path=tmp_path))
+    task_set = ReadSet(HarborSetConfig(name="twins", path=tmp_path))
     assert len(task_set) == 1
     assert [(p.task, p.field) for p in task_set.problems] == [("two", "task.name")]
 
@@ -125,7 +127,7 @@ def test_a_name_taken_twice_is_a_problem_of_the_second_folder(tmp_path: Path) ->
 @pytest.mark.parametrize("make", [lambda p: p / "absent", lambda p: p])
 def test_a_folder_without_tasks_is_an_error_of_the_set(tmp_path: Path, make) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(TaskSetError, match="task set 'x'"):
-        HarborSet(HarborSetConfig(name="x", path=make(tmp_path)))
+        ReadSet(HarborSetConfig(name="x", path=make(tmp_path)))
 
 
 def test_a_folder_of_broken_tasks_alone_is_an_error_that_says_what_is_wrong(
@@ -134,7 +136,7 @@ def test_a_folder_of_broken_tasks_alone_is_an_error_that_says_what_is_wrong(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "task.toml").write_text("version = \n")
     with pytest.raises(TaskSetError, match=r"none of the 1 tasks .*broken/task\.toml"):
-        HarborSet(HarborSetConfig(name="x", path=tmp_path))
+        ReadSet(HarborSetConfig(name="x", path=tmp_path))
 
 
 def test_several_sets_form_a_catalog() -> None:

@@ -38,6 +38,8 @@ sandbox = typer.Typer(
     no_args_is_help=True,
 )
 app.add_typer(sandbox, name="sandbox")
+tasks_app = typer.Typer(help="Look through tasks and data sets.", no_args_is_help=True)
+app.add_typer(tasks_app, name="tasks")
 messages = Console(stderr=True)
 
 StackFile = Annotated[Path, typer.Option("--stack", help="Stack file (TOML).")]
@@ -313,6 +315,26 @@ def sandbox_df(
         return 0
 
     run(work)
+
+
+@tasks_app.command("validate")
+def tasks_validate(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...", help="Task directories, files of rows, folders of either."
+        ),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Read every task and report each that can't be used, by file, field and reason.
+
+    Reads Harbor directories, and rows of SWE-bench and SWE-smith in .json, .jsonl and .parquet. A
+    task that can't be used stops no other; the exit code is 2 if there is one.
+    """
+    from tailrace_cli.tasks import validate_tasks
+
+    guarded(lambda: 0 if validate_tasks(paths, as_json=as_json) else BAD_INPUT)
 
 
 @app.command()

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from swe_eval.config import INDEXES_PER_SEED, GeneratedSetConfig, HarborSetConfig
+from swe_eval.config import INDEXES_PER_SEED, GeneratedSetConfig, ReadSetConfig
 from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import make_task
 from swe_eval.tasks.generated import from_generated
-from swe_eval.tasks.harbor import EnvironmentMode, HarborOptions, find_tasks, read_task
+from swe_eval.tasks.sources import source_of, without_twins
 from swe_eval.tasks.task import Environment, Task
 
 logger = logging.getLogger(__name__)
@@ -116,52 +116,35 @@ class GeneratedSet:
         return task
 
 
-class HarborSet:
-    """Harbor task directories, read once; those that can't be read are problems, not the end."""
+class ReadSet:
+    """Tasks read once from a source; those that can't be read are problems, not the end."""
 
     generated = False
 
-    def __init__(self, config: HarborSetConfig) -> None:
+    def __init__(self, config: ReadSetConfig) -> None:
         """Reads all tasks.
 
         Raises:
-            TaskSetError: the folder is not there, or holds no task that can be used.
+            TaskSetError: the source is not there, or holds no task that can be used.
         """
         self.name = config.name
-        if not config.path.is_dir():
-            raise TaskSetError(f"task set {config.name!r}: {config.path} is not a folder")
-        folders = find_tasks(config.path)
-        if not folders:
-            raise TaskSetError(
-                f"task set {config.name!r}: no folder with a task.toml under {config.path}"
-            )
-        options = HarborOptions(
-            environment=EnvironmentMode(config.environment), max_task_bytes=config.max_task_bytes
-        )
         self._tasks: dict[str, Task] = {}
         problems: list[MalformedTaskError] = []
-        for folder in folders:
-            try:
-                task = read_task(folder, options)
-                if task.task_id in self._tasks:
-                    raise MalformedTaskError(  # noqa: TRY301 -- one way out for all problems
-                        task=folder.name,
-                        file="task.toml",
-                        field="task.name",
-                        expected="a name of its own",
-                        found=f"{task.task_id!r}, the name of another task",
+        try:
+            for found in without_twins(source_of(config)):
+                if isinstance(found, MalformedTaskError):
+                    logger.warning("task set %s leaves out a task: %s", config.name, found)
+                    problems.append(found)
+                else:
+                    self._tasks[found.task.task_id] = replace(
+                        found.task, command_timeout_s=config.command_timeout_s
                     )
-            except MalformedTaskError as problem:
-                logger.warning("task set %s leaves out a task: %s", config.name, problem)
-                problems.append(problem)
-            else:
-                self._tasks[task.task_id] = replace(
-                    task, command_timeout_s=config.command_timeout_s
-                )
+        except TaskSetError as error:
+            raise TaskSetError(f"task set {config.name!r}: {error}") from error
         if not self._tasks:
             raise TaskSetError(
-                f"task set {config.name!r}: none of the {len(folders)} tasks under {config.path} "
-                f"can be used, the first because: {problems[0]}"
+                f"task set {config.name!r}: none of the {len(problems)} tasks can be used, the "
+                f"first because: {problems[0] if problems else 'there is none'}"
             )
         self.problems: Sequence[MalformedTaskError] = tuple(problems)
         self._order = list(self._tasks.values())
@@ -220,7 +203,7 @@ class Catalog:
             self._by_digest.popitem(last=False)
 
 
-def open_task_sets(configs: Sequence[GeneratedSetConfig | HarborSetConfig]) -> Catalog:
+def open_task_sets(configs: Sequence[GeneratedSetConfig | ReadSetConfig]) -> Catalog:
     """Opens the configured sets.
 
     Raises:
@@ -228,7 +211,7 @@ def open_task_sets(configs: Sequence[GeneratedSetConfig | HarborSetConfig]) -> C
     """
     return Catalog(
         [
-            GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else HarborSet(config)
+            GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else ReadSet(config)
             for config in configs
         ]
     )
