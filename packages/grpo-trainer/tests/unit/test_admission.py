@@ -124,7 +124,7 @@ def constant(seconds: float) -> Iterator[float]:
     skip_every=st.integers(0, 4),
     headroom=st.sampled_from([0.0, 1.0, 1.5, 4.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_staleness_never_exceeds_the_bound_when_groups_finish_in_order(
     batch: int, bound: int, seconds: float, step_s: float, skip_every: int, headroom: float
 ) -> None:
@@ -145,7 +145,7 @@ def test_staleness_never_exceeds_the_bound_when_groups_finish_in_order(
     bound=st.integers(0, 3),
     durations=st.lists(st.floats(0.1, 30), min_size=5, max_size=30),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_group_is_too_old_only_if_younger_ones_overtook_it(
     batch: int, bound: int, durations: list[float]
 ) -> None:

@@ -324,4 +324,4 @@ class TrainerLives(RuleBasedStateMachine):
 
 
 TestTrainerLives = TrainerLives.TestCase
-TestTrainerLives.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestTrainerLives.settings = settings(max_examples=60, stateful_step_count=40)

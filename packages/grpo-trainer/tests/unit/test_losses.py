@@ -24,7 +24,7 @@ from grpo_trainer.losses import (
     sequence_log_ratio,
     token_logprobs,
 )
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,7 +70,6 @@ def plain_advantages(rewards: list[float], kind: AdvantageKind) -> list[float]:
     ),
     kind=st.sampled_from(AdvantageKind),
 )
-@settings(deadline=None)
 def test_advantages_are_those_of_the_valid_attempts_of_each_group(
     groups: list[list[tuple[float, bool]]], kind: AdvantageKind
 ) -> None:

@@ -193,7 +193,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
 
 TestConsumer = ConsumerMachine.TestCase
-TestConsumer.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestConsumer.settings = settings(max_examples=150, stateful_step_count=40)
 
 
 def test_only_the_groups_to_keep_survive_a_resume() -> None:

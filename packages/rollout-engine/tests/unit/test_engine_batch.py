@@ -178,4 +178,4 @@ class Steps(RuleBasedStateMachine):
 
 
 TestSteps = Steps.TestCase
-TestSteps.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSteps.settings = settings(max_examples=60, stateful_step_count=40)

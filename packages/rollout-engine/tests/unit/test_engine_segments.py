@@ -51,7 +51,7 @@ def test_segments_cover_the_rows_in_order(lengths: list[int], call_cost: int) ->
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lengths=LENGTHS.filter(lambda lengths: len(lengths) <= 9), call_cost=CALLS)
 def test_an_arrangement_is_the_cheapest_there_is_and_loses_no_row(
     lengths: list[int], call_cost: int

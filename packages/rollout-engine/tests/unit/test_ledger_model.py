@@ -272,4 +272,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerModel = LedgerMachine.TestCase
-TestLedgerModel.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
+TestLedgerModel.settings = settings(max_examples=25, stateful_step_count=40)

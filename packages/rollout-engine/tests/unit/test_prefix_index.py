@@ -86,7 +86,7 @@ def test_clearing_gives_every_slot_back() -> None:
     assert len(index.insert([5, 6, 7, 8], 0)[1]) == 4
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     capacity=st.integers(0, 40),
     steps=st.lists(st.tuples(st.sampled_from(["insert", "match"]), TOKENS), max_size=40),
@@ -110,7 +110,7 @@ def test_slots_always_hold_what_they_are_handed_out_for(
         assert len(index) <= capacity
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(sequences=st.lists(TOKENS, max_size=20), asked=TOKENS)
 def test_with_room_enough_it_agrees_with_a_plain_list(
     sequences: list[list[int]], asked: list[int]

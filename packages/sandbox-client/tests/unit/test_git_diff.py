@@ -115,9 +115,7 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 real_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
-few = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @real_git

@@ -145,4 +145,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=60, deadline=None)
+TestPoolMachine.settings = settings(max_examples=60)

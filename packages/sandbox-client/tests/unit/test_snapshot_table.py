@@ -152,4 +152,4 @@ class SnapshotMachine(RuleBasedStateMachine):
 
 
 TestSnapshotMachine = SnapshotMachine.TestCase
-TestSnapshotMachine.settings = settings(max_examples=60, deadline=None)
+TestSnapshotMachine.settings = settings(max_examples=60)

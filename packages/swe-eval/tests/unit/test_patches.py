@@ -44,7 +44,7 @@ def git(folder: Path, *arguments: str, text: str = "") -> str:
     return done.stdout
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(before=TREES, after=TREES)
 def test_the_reverse_of_a_patch_leads_back(
     tmp_path_factory: pytest.TempPathFactory, before: Tree, after: Tree
