@@ -7,11 +7,16 @@ interval here resamples whole tasks (a bootstrap clustered by task) and is seede
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
 
 DEFAULT_RESAMPLES = 10_000
+_MAX_DENOMINATOR = 1_000_000
+_MAX_CONVOLUTION = 200_000_000
+_NORMAL = NormalDist()
 _Floats = npt.NDArray[np.float64]
 
 
@@ -47,7 +52,7 @@ class PairedComparison:
     difference: float
     interval: Interval
     p_value: float
-    """Two-sided, by random sign flips of the differences per task."""
+    """Two-sided, by sign flips of the differences per task."""
 
 
 def pass_at_k(*, attempts: int, solved: int, k: int) -> float:
@@ -69,8 +74,38 @@ def mean_pass_at_k(scores: Sequence[TaskScore], k: int) -> float:
     """Mean over tasks of the unbiased pass@k; every task weighs the same. nan without tasks."""
     if not scores:
         return math.nan
-    values = [pass_at_k(attempts=s.attempts, solved=s.solved, k=k) for s in scores]
-    return math.fsum(values) / len(values)
+    return math.fsum(_pass_at_k(scores, k)) / len(scores)
+
+
+def pass_at_k_interval(
+    scores: Sequence[TaskScore],
+    k: int,
+    *,
+    seed: int = 0,
+    level: float = 0.95,
+    resamples: int = DEFAULT_RESAMPLES,
+) -> Interval:
+    """Interval of the mean unbiased pass@k, from resampling whole tasks (BCa).
+
+    When every task has 0, or every task 1, resampling shows no spread at all. The interval is then
+    Clopper and Pearson's with tasks as the trials, so that 0 of 100 is not certainty. A single task
+    says nothing of others: 0 to 1.
+
+    Raises:
+        ValueError: k is not in 1..attempts of every task, or level not between 0 and 1.
+    """
+    _check_level(level)
+    if not scores:
+        return Interval(low=math.nan, high=math.nan)
+    values = _pass_at_k(scores, k)
+    bound = 1.0 - ((1.0 - level) / 2.0) ** (1.0 / len(values))
+    if np.all(values == 0.0):
+        return Interval(low=0.0, high=bound)
+    if np.all(values == 1.0):
+        return Interval(low=1.0 - bound, high=1.0)
+    if len(values) == 1:
+        return Interval(low=0.0, high=1.0)
+    return _bca(values, seed=seed, level=level, resamples=resamples)
 
 
 def pass_at_1_interval(
@@ -80,22 +115,8 @@ def pass_at_1_interval(
     level: float = 0.95,
     resamples: int = DEFAULT_RESAMPLES,
 ) -> Interval:
-    """Percentile interval of pass@1 from resampling whole tasks.
-
-    When every task was always solved, or never, resampling shows no spread at all. The interval is
-    then Clopper and Pearson's with tasks as the trials, so that 0 of 100 is not certainty.
-    """
-    _check_level(level)
-    if not scores:
-        return Interval(low=math.nan, high=math.nan)
-    rates = _rates(scores)
-    bound = 1.0 - ((1.0 - level) / 2.0) ** (1.0 / len(rates))
-    if np.all(rates == 0.0):
-        return Interval(low=0.0, high=bound)
-    if np.all(rates == 1.0):
-        return Interval(low=1.0 - bound, high=1.0)
-    means = _resampled_means(rates, seed=seed, resamples=resamples)
-    return _percentiles(means, level)
+    """`pass_at_k_interval` of k = 1."""
+    return pass_at_k_interval(scores, 1, seed=seed, level=level, resamples=resamples)
 
 
 def compare_paired(
@@ -106,7 +127,12 @@ def compare_paired(
     level: float = 0.95,
     resamples: int = DEFAULT_RESAMPLES,
 ) -> PairedComparison:
-    """Compares two runs on the tasks that both scored.
+    """Compares two runs on the tasks that both scored: pass@1, each task its own control.
+
+    Under the null hypothesis a task's difference is as likely to have the other sign, so the
+    p-value is the share of all sign patterns whose mean is at least as far from 0 (Fisher's
+    randomisation test for pairs; with one attempt a task it is McNemar's exact test). Whole tasks
+    are flipped, so attempts need not be independent.
 
     Raises:
         ValueError: the runs share no task, or a run names a task twice.
@@ -121,11 +147,10 @@ def compare_paired(
         )
     differences = np.array([second[t] - first[t] for t in shared], dtype=np.float64)
     observed = float(differences.mean())
-    means = _resampled_means(differences, seed=seed, resamples=resamples)
     return PairedComparison(
         tasks=len(shared),
         difference=observed,
-        interval=_percentiles(means, level),
+        interval=_bca(differences, seed=seed, level=level, resamples=resamples),
         p_value=_sign_flip_p_value(differences, seed=seed, resamples=resamples),
     )
 
@@ -137,8 +162,9 @@ def _by_task(scores: Sequence[TaskScore]) -> dict[str, float]:
     return rates
 
 
-def _rates(scores: Sequence[TaskScore]) -> _Floats:
-    return np.array([s.solved / s.attempts for s in scores], dtype=np.float64)
+def _pass_at_k(scores: Sequence[TaskScore], k: int) -> _Floats:
+    values = [pass_at_k(attempts=s.attempts, solved=s.solved, k=k) for s in scores]
+    return np.array(values, dtype=np.float64)
 
 
 def _resampled_means(values: _Floats, *, seed: int, resamples: int) -> _Floats:
@@ -154,6 +180,9 @@ def _resampled_means(values: _Floats, *, seed: int, resamples: int) -> _Floats:
 
 
 def _sign_flip_p_value(differences: _Floats, *, seed: int, resamples: int) -> float:
+    exact = _exact_sign_flips(differences)
+    if exact is not None:
+        return exact
     generator = np.random.default_rng([seed, 1])
     observed = abs(float(differences.mean()))
     as_extreme = 0
@@ -164,12 +193,56 @@ def _sign_flip_p_value(differences: _Floats, *, seed: int, resamples: int) -> fl
         flipped = np.abs((signs * differences).mean(axis=1))
         # Rounding must not make the observed arrangement look less extreme than itself.
         as_extreme += int(np.count_nonzero(flipped >= observed - 1e-12))
+    # The observed arrangement counts as one of them: a sampled p-value of 0 would be a lie
+    # (Phipson and Smyth 2010).
     return (as_extreme + 1) / (resamples + 1)
 
 
-def _percentiles(means: _Floats, level: float) -> Interval:
+def _exact_sign_flips(differences: _Floats) -> float | None:
+    """The p-value over all sign patterns; None if that takes too long.
+
+    Differences are fractions of the numbers of attempts, so their sum has few possible values and
+    its distribution is a convolution, task by task.
+    """
+    fractions = [Fraction(d).limit_denominator(_MAX_DENOMINATOR) for d in differences.tolist()]
+    unit = math.lcm(*(f.denominator for f in fractions))
+    steps = [abs(int(f * unit)) for f in fractions if f]
+    reach = sum(steps)
+    if (2 * reach + 1) * max(1, len(steps)) > _MAX_CONVOLUTION:
+        return None
+    chances = np.zeros(2 * reach + 1, dtype=np.float64)
+    chances[reach] = 1.0
+    for step in steps:
+        chances = (np.roll(chances, step) + np.roll(chances, -step)) / 2.0
+    observed = abs(int(sum(fractions) * unit))
+    sums = np.abs(np.arange(-reach, reach + 1))
+    return min(1.0, math.fsum(chances[sums >= observed]))
+
+
+def _bca(values: _Floats, *, seed: int, level: float, resamples: int) -> Interval:
+    """Bias-corrected and accelerated bootstrap interval of the mean (Efron 1987).
+
+    Pass rates of hard sets are skewed: there the plain percentile interval covers too little (see
+    docs/results.md).
+    """
+    observed = float(values.mean())
+    centred = values - observed
+    squares = float(np.square(centred).sum())
+    if squares == 0.0:
+        return Interval(low=observed, high=observed)
+    means = _resampled_means(values, seed=seed, resamples=resamples)
+    # Ties count half: means of few different rates repeat. The bounds keep the quantile finite.
+    below = float(((means < observed).mean() + (means <= observed).mean()) / 2.0)
+    bias = _NORMAL.inv_cdf(min(max(below, 1.0 / resamples), 1.0 - 1.0 / resamples))
+    # The jackknife's skewness; of a mean it is that of the values.
+    acceleration = float(np.power(centred, 3).sum()) / (6.0 * squares**1.5)
+
+    def adjusted(share: float) -> float:
+        z = bias + _NORMAL.inv_cdf(share)
+        return _NORMAL.cdf(bias + z / (1.0 - acceleration * z))
+
     tail = (1.0 - level) / 2.0
-    low, high = np.quantile(means, [tail, 1.0 - tail])
+    low, high = np.quantile(means, [adjusted(tail), adjusted(1.0 - tail)])
     return Interval(low=float(low), high=float(high))
 
 
