@@ -22,7 +22,7 @@ from swe_eval.config import (
 )
 from swe_eval.core.decontaminate import Overlap, OverlapKind, TaskFacts, overlaps
 from swe_eval.core.evaluation import Report
-from swe_eval.core.sampling import Candidate, draw, list_digest, stratified_order
+from swe_eval.core.sampling import Candidate, draw, list_digest, stratified_order, stratum_of
 from swe_eval.core.statistics import (
     Interval,
     PairedComparison,
@@ -31,6 +31,7 @@ from swe_eval.core.statistics import (
     mean_pass_at_k,
     pass_at_1_interval,
     pass_at_k,
+    pass_at_k_interval,
 )
 from swe_eval.core.verdict import GradeReason, TestResult, TestStatus, Verdict
 from swe_eval.errors import MalformedTaskError, TaskSetError, UnsupportedTaskError
@@ -92,11 +93,13 @@ __all__ = [
     "overlaps",
     "pass_at_1_interval",
     "pass_at_k",
+    "pass_at_k_interval",
     "read_predictions",
     "read_report",
     "read_task",
     "read_traces",
     "stratified_order",
+    "stratum_of",
     "to_atif",
     "to_harbor",
     "validate",

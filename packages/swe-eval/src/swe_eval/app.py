@@ -8,6 +8,7 @@ from service_kit.errors import StartupError
 from service_kit.server import Server
 from service_kit.telemetry import setup_telemetry
 
+from swe_eval.atif import Decoder
 from swe_eval.config import EvalConfig
 from swe_eval.errors import TaskSetError
 from swe_eval.evaluate import Evaluator
@@ -36,7 +37,7 @@ async def assemble(config: EvalConfig, stack: AsyncExitStack) -> Server:
     """Makes the server; `stack` gets what must be closed after it.
 
     Raises:
-        StartupError: a task set can't be used.
+        StartupError: a task set or the tokenizer can't be used.
     """
     try:
         catalog = open_task_sets(config.task_sets)
@@ -49,5 +50,7 @@ async def assemble(config: EvalConfig, stack: AsyncExitStack) -> Server:
     host = ServiceHost(client, start_timeout_s=grading.start_timeout_s)
     grader = Grader(host, grading)
     register_gauges(grader)
-    servicer = EvalServicer(catalog, grader, Evaluator(catalog, config.evaluation), config)
+    decoder = Decoder.from_folder(config.evaluation.tokenizer)
+    evaluator = Evaluator(catalog, config.evaluation, decoder=decoder)
+    servicer = EvalServicer(catalog, grader, evaluator, config)
     return Server(config.server, [eval_service(servicer)])

@@ -135,6 +135,11 @@ class EvaluationConfig(Config):
     """An evaluation none of whose engines can be reached for this long fails; it can be resumed."""
     resamples: PositiveInt = 10_000
     """Bootstrap resamples of the confidence interval."""
+    trajectories: bool = True
+    """Keep the trajectory of every attempt that counts as ATIF JSON, in state_dir."""
+    tokenizer: Path | None = None
+    """Model folder whose tokenizer and chat template turn trajectories into text; without one they
+    hold token ids alone."""
 
 
 def _default_task_sets() -> list[GeneratedSetConfig | ReadSetConfig]:

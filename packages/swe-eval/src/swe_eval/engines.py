@@ -8,7 +8,7 @@ import grpc
 from rollout_engine.client import GroupConsumer
 from rollout_engine.types import Assignment, Decision, FinishedGroup, GroupKey, Purpose
 
-from swe_eval.core.evaluation import GroupScore, Plan
+from swe_eval.core.evaluation import GroupScore, Plan, VersionTokens, sum_tokens
 
 
 class Consumer(Protocol):
@@ -71,7 +71,18 @@ def group_consumer(
 def score_group(group: FinishedGroup, plan: Plan) -> GroupScore:
     """What a group comes to. An attempt that ran into a limit of its own counts by its grade."""
     valid = group.valid_attempts
-    versions = sorted({number for attempt in valid for number in attempt.policy_versions})
+    tokens = sum_tokens(
+        VersionTokens(
+            version=span.version,
+            oldest_kv_version=span.oldest_kv_version,
+            tokens=span.end - span.start,
+        )
+        for attempt in valid
+        for segment in attempt.segments
+        for span in segment.versions
+    )
+    # The cache counts too: keys of other weights make another policy.
+    versions = sorted({n for entry in tokens for n in (entry.version, entry.oldest_kv_version)})
     problem = ""
     if group.quarantined is not None:
         fault = group.quarantined
@@ -79,14 +90,23 @@ def score_group(group: FinishedGroup, plan: Plan) -> GroupScore:
     elif len(valid) < plan.attempts:
         problem = f"only {len(valid)} of {plan.attempts} attempts are valid"
     elif plan.version and any(number != plan.version for number in versions):
-        problem = f"tokens of versions {versions} though {plan.version} was pinned"
+        problem = (
+            f"tokens sampled by, or attending to keys of, versions {versions} though "
+            f"{plan.version} was pinned"
+        )
     return GroupScore(
         task_id=group.task_id,
         epoch=group.key.epoch,
         solved=sum(attempt.reward >= 1.0 for attempt in valid),
         valid=len(valid),
         outcomes=dict(sorted(Counter(a.outcome.value for a in valid).items())),
-        faulted_tries=len(group.faulted_tries),
-        versions=tuple(versions),
+        faults=dict(
+            sorted(
+                Counter(
+                    f"{t.fault.stage.value}/{t.fault.cause.value}" for t in group.faulted_tries
+                ).items()
+            )
+        ),
+        version_tokens=tokens,
         problem=problem,
     )

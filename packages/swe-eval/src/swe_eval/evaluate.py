@@ -6,9 +6,10 @@ drop the group, so an evaluation that is killed is resumed by its name and count
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from service_kit.channel import ChannelConfig, open_channel
@@ -23,15 +24,17 @@ from service_kit.errors import (
 )
 from tailrace.rollout.v1 import rollout_service_pb2
 
+from swe_eval.atif import Decoder
 from swe_eval.config import EvaluationConfig
 from swe_eval.core.evaluation import Book, Plan, Progress, Report
-from swe_eval.core.sampling import Candidate, draw, list_digest
+from swe_eval.core.sampling import Candidate, draw, list_digest, stratum_of
 from swe_eval.engines import MakeConsumer, group_consumer
 from swe_eval.evaluation_run import EvaluationRun
 from swe_eval.journal import Journal, check_name
-from swe_eval.tasks.sets import Catalog
+from swe_eval.tasks.sets import Catalog, TaskSet
+from swe_eval.trajectories import TrajectoryStore, trajectory_files
 
-Event = Progress | Report
+Event = Plan | Progress | Report
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +51,10 @@ class EvaluationRequest:
     temperature: float = 1.0
     top_p: float = 1.0
     sampling_seed: int = 0
+    stratify_by: Sequence[str] = ()
+    """Columns of the tasks that make a stratum; empty: those of the set."""
+    task_ids: Sequence[str] = ()
+    """The exact list, instead of a draw."""
     targets: Sequence[str] = ()
     traceparent: str = ""
 
@@ -60,6 +67,7 @@ class Evaluator:
         config: Engines, folder of journals, deadlines.
         make_consumer: Replaces the connection to engines, for tests.
         clock: Seconds of the monotonic clock that consumers use too.
+        decoder: Turns the tokens of trajectories into text.
     """
 
     def __init__(
@@ -69,11 +77,14 @@ class Evaluator:
         *,
         make_consumer: MakeConsumer = group_consumer,
         clock: Callable[[], float] = time.monotonic,
+        decoder: Decoder | None = None,
     ) -> None:
         self._catalog = catalog
         self._config = config
         self._make_consumer = make_consumer
         self._clock = clock
+        self._decoder = decoder or Decoder()
+        self._folder = config.state_dir.expanduser() / "evaluations"
         self._running: set[str] = set()
         self._stopping = asyncio.Event()
 
@@ -100,21 +111,16 @@ class Evaluator:
                 "temperature must be at least 0 and top_p in (0, 1], got "
                 f"{request.temperature} and {request.top_p}"
             )
-        refs = task_set.refs(0, len(task_set))
-        try:
-            chosen = draw(
-                (Candidate(task_id=ref.task_id, stratum=ref.kind) for ref in refs),
-                count=request.tasks,
-                seed=request.task_seed,
-            )
-        except ValueError as error:
-            raise InvalidArgument(f"task set {request.task_set!r}: {error}") from error
-        kinds = {ref.task_id: ref.kind for ref in refs}
+        columns = {ref.task_id: ref.columns for ref in task_set.refs(0, len(task_set))}
+        by = _stratify_by(request, task_set, columns.values())
+        strata = {task_id: stratum_of(values, by) for task_id, values in columns.items()}
+        chosen = _chosen(request, strata)
         return Plan(
             name=request.name,
             task_set=request.task_set,
             task_ids=tuple(chosen),
-            kinds=tuple(kinds[task_id] for task_id in chosen),
+            strata=tuple(strata[task_id] for task_id in chosen),
+            stratified_by=by,
             task_seed=request.task_seed,
             attempts=request.attempts,
             version=request.version,
@@ -125,7 +131,7 @@ class Evaluator:
         )
 
     async def evaluate(self, request: EvaluationRequest) -> AsyncGenerator[Event]:
-        """Yields progress, and the report as the last event.
+        """Yields the plan, then progress, and the report as the last event.
 
         Leaving the iterator early stops the evaluation; the same request again resumes it.
 
@@ -141,9 +147,9 @@ class Evaluator:
             )
         self._running.add(plan.name)
         try:
-            folder = self._config.state_dir.expanduser() / "evaluations"
-            journal = await asyncio.to_thread(Journal.open, folder, plan)
+            journal = await asyncio.to_thread(Journal.open, self._folder, plan)
             try:
+                yield plan
                 events = self._watch(request, plan, journal)
                 async with aclosing(events):
                     async for event in events:
@@ -152,6 +158,19 @@ class Evaluator:
                 journal.close()
         finally:
             self._running.discard(plan.name)
+
+    def trajectories(self, name: str, after: str = "") -> list[Path]:
+        """The trajectory files of an evaluation, from the one after `after` on.
+
+        Raises:
+            NotFound: no evaluation of this name has begun here.
+        """
+        if not (self._folder / f"{check_name(name)}.jsonl").is_file():
+            raise NotFound(f"no evaluation {name!r}; evaluate under this name first")
+        return trajectory_files(self._trajectories(name), after)
+
+    def _trajectories(self, name: str) -> Path:
+        return self._folder / f"{name}.trajectories"
 
     async def _watch(
         self, request: EvaluationRequest, plan: Plan, journal: Journal
@@ -216,6 +235,13 @@ class Evaluator:
                     journal.life,
                     journal.cursors.get(config.target, 0),
                 )
+            store = None
+            if self._config.trajectories:
+                store = TrajectoryStore(
+                    self._trajectories(book.plan.name), self._decoder, evaluation=book.plan.name
+                )
+                if journal.life == 1:
+                    await asyncio.to_thread(store.clear)
             run = EvaluationRun(
                 book=book,
                 journal=journal,
@@ -225,6 +251,7 @@ class Evaluator:
                 began=began,
                 changed=changed,
                 traceparent=request.traceparent,
+                trajectories=store,
             )
             try:
                 await run.until_finished()
@@ -232,3 +259,42 @@ class Evaluator:
                 raise next(
                     (e for e in leaf_errors(group) if isinstance(e, ServiceError)), group
                 ) from group
+
+
+def _stratify_by(
+    request: EvaluationRequest, task_set: TaskSet, tasks: Collection[Mapping[str, str]]
+) -> tuple[str, ...]:
+    known = {name for columns in tasks for name, value in columns.items() if value}
+    unknown = [name for name in request.stratify_by if name not in known]
+    if unknown:
+        raise InvalidArgument(
+            f"task set {request.task_set!r} has no column {', '.join(map(repr, unknown))} to "
+            f"stratify by; it has: {', '.join(sorted(known))}"
+        )
+    return tuple(request.stratify_by) or tuple(n for n in task_set.stratify_by if n in known)
+
+
+def _chosen(request: EvaluationRequest, strata: Mapping[str, str]) -> list[str]:
+    where = f"task set {request.task_set!r}"
+    if not request.task_ids:
+        try:
+            return draw(
+                (Candidate(task_id=t, stratum=stratum) for t, stratum in strata.items()),
+                count=request.tasks,
+                seed=request.task_seed,
+            )
+        except ValueError as error:
+            raise InvalidArgument(f"{where}: {error}") from error
+    chosen = list(request.task_ids)
+    if request.tasks:
+        raise InvalidArgument(f"{where}: give a list of tasks or a number of them, not both")
+    if len(set(chosen)) != len(chosen):
+        twice = next(task_id for task_id in chosen if chosen.count(task_id) > 1)
+        raise InvalidArgument(f"{where}: task {twice!r} is in the list twice; name each once")
+    missing = [task_id for task_id in chosen if task_id not in strata]
+    if missing:
+        raise InvalidArgument(
+            f"{where} lacks {len(missing)} of the {len(chosen)} listed tasks, the first "
+            f"{missing[0]!r}; name the set that the list was drawn from"
+        )
+    return chosen

@@ -5,13 +5,14 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from rollout_engine.types import Assignment, Decision, GroupKey, Sampling
+from rollout_engine.types import Assignment, Decision, FinishedGroup, GroupKey, Sampling
 from service_kit.errors import Unavailable
 
 from swe_eval.config import EvaluationConfig
 from swe_eval.core.evaluation import Book
 from swe_eval.engines import Consumer, score_group
-from swe_eval.journal import Journal
+from swe_eval.journal import Journal, disk_error
+from swe_eval.trajectories import TrajectoryStore
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,7 @@ class EvaluationRun:
         began: When this life began, on `clock`.
         changed: Set with every recorded group.
         traceparent: W3C trace context of the caller.
+        trajectories: Where the trajectories of scored attempts go; None: nowhere.
     """
 
     book: Book
@@ -43,6 +45,7 @@ class EvaluationRun:
     began: float
     changed: asyncio.Event
     traceparent: str
+    trajectories: TrajectoryStore | None = None
     flying: dict[GroupKey, str] = field(default_factory=dict)
     """Groups assigned and not recorded, and the engine that has them."""
 
@@ -153,6 +156,9 @@ class EvaluationRun:
                 score = score_group(group, self.book.plan)
                 async with self.writing:
                     if self.book.wants(score.task_id):
+                        if self.trajectories is not None and not score.problem:
+                            # Before the score: what is scored is never without its trajectory.
+                            await asyncio.to_thread(self._keep, self.trajectories, group)
                         elapsed_s = self.clock() - self.began
                         await asyncio.to_thread(
                             self.journal.append,
@@ -168,6 +174,12 @@ class EvaluationRun:
             self.changed.set()
             async with self.moved:
                 self.moved.notify_all()
+
+    def _keep(self, trajectories: TrajectoryStore, group: FinishedGroup) -> None:
+        try:
+            trajectories.write(group, position=self.index[group.task_id])
+        except OSError as error:
+            raise disk_error(self.journal.path.parent, error) from error
 
     async def _mind_lost_engines(self) -> None:
         """Gives a lost engine's tasks to the others; fails when there is no engine for too long."""

@@ -85,7 +85,7 @@ class Journal:
                 journal._write({"plan": plan.to_json(), "identity": journal.identity})
             journal._write({"life": journal.life})
         except OSError as error:
-            raise _disk_error(path, error) from error
+            raise disk_error(path, error) from error
         return journal
 
     @classmethod
@@ -134,7 +134,7 @@ class Journal:
                 }
             )
         except OSError as error:
-            raise _disk_error(self.path, error) from error
+            raise disk_error(self.path, error) from error
         self.cursors[target] = cursor
 
     def _write(self, entry: Mapping[str, Any]) -> None:
@@ -159,7 +159,8 @@ def _demand_same(recorded: Plan, asked: Plan) -> None:
         )
 
 
-def _disk_error(path: Path, error: OSError) -> Exception:
+def disk_error(path: Path, error: OSError) -> Exception:
+    """What to raise when an evaluation's files can't be written."""
     return service_error(
         Reason.DISK_FULL,
         f"can't write {path}: {error.strerror}; free some space or set evaluation.state_dir",

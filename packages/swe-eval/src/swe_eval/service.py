@@ -20,6 +20,7 @@ from swe_eval.evaluate import EvaluationRequest, Evaluator
 from swe_eval.grading.run import Grader
 from swe_eval.tasks.sets import Catalog, TaskSet
 from swe_eval.tasks.task import Task
+from swe_eval.trajectories import file_pieces
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EvalService"].full_name
 
@@ -135,6 +136,15 @@ class EvalServicer(pb_grpc.EvalServiceServicer):
         async with aclosing(self._evaluator.evaluate(request)) as events:
             async for event in events:
                 yield wire.event_to_proto(event)
+
+    async def GetTrajectories(  # noqa: N802
+        self, request: pb.GetTrajectoriesRequest, context: Context
+    ) -> AsyncIterator[pb.GetTrajectoriesResponse]:
+        """ATIF files, piece by piece."""
+        files = await asyncio.to_thread(self._evaluator.trajectories, request.name, request.after)
+        for path in files:
+            for chunk, last in await asyncio.to_thread(file_pieces, path):
+                yield pb.GetTrajectoriesResponse(file=path.name, chunk=chunk, last=last)
 
     async def GetStatus(  # noqa: N802
         self, request: pb.GetStatusRequest, context: Context

@@ -10,6 +10,7 @@ from tailrace.common.v1 import outcome_pb2, version_pb2
 from tailrace.eval.v1 import eval_service_pb2 as pb
 
 from swe_eval.core import evaluation
+from swe_eval.core.statistics import Interval
 from swe_eval.core.verdict import TestResult, Verdict
 from swe_eval.evaluate import EvaluationRequest, Event
 from swe_eval.grading.run import Grade
@@ -114,11 +115,22 @@ def evaluation_from_proto(request: pb.EvaluateRequest) -> EvaluationRequest:
         sampling_seed=sampling.seed,
         targets=tuple(request.rollout_targets),
         traceparent=request.traceparent,
+        stratify_by=tuple(request.stratify_by),
+        task_ids=tuple(request.task_ids),
     )
 
 
 def event_to_proto(event: Event) -> pb.EvaluateResponse:
-    """Progress or the report."""
+    """The plan, progress or the report."""
+    if isinstance(event, evaluation.Plan):
+        return pb.EvaluateResponse(
+            plan=pb.EvaluationPlan(
+                task_ids=event.task_ids,
+                strata=event.strata,
+                stratified_by=event.stratified_by,
+                task_list_digest=event.list_digest,
+            )
+        )
     if isinstance(event, evaluation.Progress):
         return pb.EvaluateResponse(
             progress=pb.EvaluationProgress(
@@ -136,14 +148,20 @@ def report_to_proto(report: evaluation.Report) -> pb.EvaluationReport:
     return pb.EvaluationReport(
         name=report.name,
         pass_at_1=report.pass_at_1,
-        pass_at_1_ci95=pb.Interval(low=report.pass_at_1_ci95.low, high=report.pass_at_1_ci95.high),
+        pass_at_1_ci95=_interval_to_proto(report.pass_at_1_ci95),
         pass_at_k=report.pass_at_k,
         tasks=report.tasks,
         attempts=report.attempts,
         outcomes=dict(report.outcomes),
         by_kind=[
-            pb.StratumScore(name=s.name, tasks=s.tasks, attempts=s.attempts, pass_rate=s.pass_rate)
-            for s in report.by_kind
+            pb.StratumScore(
+                name=s.name,
+                tasks=s.tasks,
+                attempts=s.attempts,
+                pass_rate=s.pass_rate,
+                ci95=_interval_to_proto(s.ci95),
+            )
+            for s in report.strata
         ],
         versions=report.versions,
         task_list_digest=report.list_digest,
@@ -155,7 +173,24 @@ def report_to_proto(report: evaluation.Report) -> pb.EvaluationReport:
         quarantined=[
             pb.QuarantinedTask(task_id=q.task_id, reason=q.reason) for q in report.quarantined
         ],
+        pass_at=[
+            pb.PassAtK(k=p.k, estimate=p.estimate, ci95=_interval_to_proto(p.ci95))
+            for p in report.pass_at
+        ],
+        stratified_by=report.stratified_by,
+        pinned_version=report.pinned_version,
+        version_tokens=[
+            pb.VersionTokens(
+                version=t.version, oldest_kv_version=t.oldest_kv_version, tokens=t.tokens
+            )
+            for t in report.version_tokens
+        ],
+        faults=dict(report.faults),
     )
+
+
+def _interval_to_proto(interval: Interval) -> pb.Interval:
+    return pb.Interval(low=interval.low, high=interval.high)
 
 
 def heartbeat() -> pb.EvaluateResponse:

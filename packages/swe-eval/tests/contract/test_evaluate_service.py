@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections import defaultdict
@@ -82,6 +83,49 @@ async def test_a_policy_is_scored_at_its_pinned_version(start_eval: Any, tmp_pat
     assert [(s.solved, s.attempts) for s in report.by_task] == [(2, 4)] * 6
     assert sum(s.tasks for s in report.by_kind) == 6
     assert report.task_list_digest.startswith("sha256:")
+    assert [p.k for p in report.pass_at] == [1, 2, 3, 4]
+    assert (report.pinned_version, list(report.stratified_by)) == (1, ["kind"])
+    assert [(t.version, t.oldest_kv_version) for t in report.version_tokens] == [(1, 1)]
+
+
+async def test_the_plan_comes_before_any_attempt_and_its_list_can_be_measured_again(
+    start_eval: Any, tmp_path: Path
+) -> None:
+    async with MemoryEngine(tmp_path / "ledger", half, QUICK) as engine:
+        stub = await start_eval(evaluation=settings(tmp_path, engine.address))
+        first = await anext(aiter(stub.Evaluate(request(), timeout=60)))
+        plan = first.plan
+        again = await evaluate(stub, name="again", tasks=0, task_ids=plan.task_ids, version=0)
+    assert len(plan.task_ids) == len(plan.strata) == 6
+    assert again.task_list_digest == plan.task_list_digest
+    assert [s.task_id for s in again.by_task] == list(plan.task_ids)
+    assert again.pinned_version == 0
+
+
+async def test_trajectories_come_as_whole_files_and_from_the_one_asked_for_on(
+    start_eval: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fetch(after: str = "") -> dict[str, bytes]:
+        files: defaultdict[str, bytes] = defaultdict(bytes)
+        call = stub.GetTrajectories(pb.GetTrajectoriesRequest(name="base", after=after), timeout=60)
+        async for piece in call:
+            assert piece.last or len(piece.chunk) == 500
+            files[piece.file] += piece.chunk
+        return files
+
+    monkeypatch.setattr("swe_eval.trajectories._CHUNK_BYTES", 500)
+    async with MemoryEngine(tmp_path / "ledger", half, QUICK) as engine:
+        stub = await start_eval(evaluation=settings(tmp_path, engine.address))
+        await evaluate(stub, tasks=1)
+        files = await fetch()
+        names = list(files)
+        assert len(names) == 4
+        assert names == sorted(names)
+        assert list(await fetch(names[2])) == names[3:]
+    trajectory = json.loads(files[names[0]])
+    assert trajectory["extra"]["outcome"] == "SOLVED"
+    assert trajectory["extra"]["task_id"] in names[0]
+    assert trajectory["schema_version"] == "ATIF-v1.8"
 
 
 async def test_faults_are_refilled_reported_apart_and_never_counted(

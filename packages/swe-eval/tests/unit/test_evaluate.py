@@ -36,7 +36,7 @@ from service_kit.errors import (
     service_error,
 )
 from swe_eval.config import EvaluationConfig, GeneratedSetConfig
-from swe_eval.core.evaluation import Plan, Progress, Report
+from swe_eval.core.evaluation import Plan, Progress, Report, VersionTokens
 from swe_eval.engines import score_group
 from swe_eval.evaluate import EvaluationRequest, Evaluator
 from swe_eval.tasks.sets import Catalog, GeneratedSet
@@ -45,14 +45,16 @@ FAULT = Fault(FaultStage.GRADE, FaultCause.GRADER, "the grader is down")
 REQUEST = EvaluationRequest(name="base", task_set="heldout", attempts=4, tasks=8, version=7)
 
 
-def attempt(key: GroupKey, index: int, outcome: Outcome, reward: float, version: int) -> Attempt:
+def attempt(
+    key: GroupKey, index: int, outcome: Outcome, reward: float, version: int, kv: int
+) -> Attempt:
     segment = Segment(
         segment_id=0,
         parent_id=-1,
         token_ids=np.arange(3, dtype=np.int32),
         loss_mask=np.array([False, True, True]),
         logprobs=np.zeros(3, dtype=np.float32),
-        versions=(VersionSpan(1, 3, version, version),),
+        versions=(VersionSpan(1, 3, version, kv),),
     )
     return Attempt(
         AttemptId(key, index), "t", outcome, reward=reward, graded=True, segments=(segment,)
@@ -63,8 +65,9 @@ def group(
     assignment: Assignment, outcomes: Sequence[tuple[Outcome, float]], **more: Any
 ) -> FinishedGroup:
     version = more.pop("version", assignment.pin_version)
+    kv = more.pop("kv", version)
     attempts = tuple(
-        attempt(assignment.key, i, outcome, reward, version)
+        attempt(assignment.key, i, outcome, reward, version, kv)
         for i, (outcome, reward) in enumerate(outcomes)
     )
     return FinishedGroup(assignment.key, assignment.task_id, 0, attempts, **more)
@@ -176,8 +179,10 @@ async def report_of(evaluator: Evaluator, request: EvaluationRequest = REQUEST) 
     events = [event async for event in evaluator.evaluate(request)]
     report = events[-1]
     assert isinstance(report, Report)
-    progress = [event for event in events[:-1] if isinstance(event, Progress)]
-    assert len(progress) == len(events) - 1
+    assert isinstance(events[0], Plan)
+    assert events[0].list_digest == report.list_digest
+    progress = [event for event in events[1:-1] if isinstance(event, Progress)]
+    assert len(progress) == len(events) - 2
     assert [p.attempts_done for p in progress] == sorted(p.attempts_done for p in progress)
     return report
 
@@ -209,9 +214,57 @@ async def test_the_sample_is_stratified_by_kind_and_its_digest_is_reported(
     plan = evaluator.plan(REQUEST)
     assert [s.task_id for s in report.by_task] == list(plan.task_ids)
     assert report.list_digest == plan.list_digest
-    assert max(stratum.tasks for stratum in report.by_kind) == 1
+    assert max(stratum.tasks for stratum in report.strata) == 1
     other = evaluator.plan(dataclasses.replace(REQUEST, task_seed=1))
     assert other.list_digest != plan.list_digest
+
+
+async def test_an_exact_list_is_measured_in_its_order_and_strata_are_of_the_columns_asked_for(
+    make: Callable[..., Evaluator],
+) -> None:
+    evaluator = make()
+    drawn = evaluator.plan(REQUEST)
+    task_ids = drawn.task_ids[::-1][:3]
+    listed = dataclasses.replace(
+        REQUEST, tasks=0, task_ids=task_ids, stratify_by=("repository", "kind")
+    )
+    plan = evaluator.plan(listed)
+    assert plan.task_ids == task_ids
+    assert plan.stratified_by == ("repository", "kind")
+    kinds = dict(zip(drawn.task_ids, drawn.strata, strict=True))
+    assert [s.rpartition(" / ")[2] for s in plan.strata] == [kinds[t] for t in task_ids]
+    with pytest.raises(InvalidArgument, match="is in the list twice"):
+        evaluator.plan(dataclasses.replace(listed, task_ids=task_ids * 2))
+    with pytest.raises(InvalidArgument, match="it has: kind, repository"):
+        evaluator.plan(dataclasses.replace(listed, stratify_by=("colour",)))
+
+
+async def test_what_counts_has_its_trajectories_and_nothing_else(
+    make: Callable[..., Evaluator],
+) -> None:
+    def play(a: Assignment) -> FinishedGroup:
+        return group(a, HALF if a.key.group_id.endswith(("0", "1")) else HALF[:3])
+
+    evaluator = make(Engine(play), quarantine_retries=0)
+    report = await report_of(evaluator)
+    files = evaluator.trajectories("base")
+    assert [f.name[:11] for f in files] == [f"{t:06d}-{i:04d}" for t in (0, 1) for i in range(4)]
+    assert {report.by_task[0].task_id, report.by_task[1].task_id} == {
+        f.stem.split("-", 2)[2] for f in files
+    }
+    assert evaluator.trajectories("base", after=files[5].name) == files[6:]
+    with pytest.raises(NotFound, match="no evaluation 'other'"):
+        evaluator.trajectories("other")
+
+
+async def test_an_evaluation_begun_anew_does_not_keep_trajectories_of_the_one_before(
+    make: Callable[..., Evaluator], tmp_path: Path
+) -> None:
+    evaluator = make(Engine(lambda a: group(a, HALF)))
+    await report_of(evaluator)
+    (tmp_path / "evaluations" / "base.jsonl").unlink()
+    await report_of(make(Engine(lambda a: group(a, HALF))), dataclasses.replace(REQUEST, tasks=2))
+    assert len(evaluator.trajectories("base")) == 8
 
 
 async def test_a_group_that_keeps_faulting_is_run_again_then_reported_apart(
@@ -233,7 +286,8 @@ async def test_a_group_that_keeps_faulting_is_run_again_then_reported_apart(
     assert report.pass_at_1 == 0.5, "attempts of an incomplete group must not count"
     assert [q.task_id for q in report.quarantined] == list(broken)
     assert report.quarantined[0].reason == "GRADE, GRADER: the grader is down"
-    assert report.outcomes["FAULT"] == report.faulted_tries == 6
+    assert report.outcomes["FAULT"] == 6
+    assert report.faults == {"GRADE/GRADER": 6}
     epochs = [a.key.epoch for a in engine.assigned if a.task_id in broken]
     assert epochs == [0, 1]
 
@@ -365,6 +419,9 @@ async def test_tokens_of_another_version_than_the_pinned_one_are_not_counted(
         ({"tasks": 21}, InvalidArgument),
         ({"temperature": -1.0}, InvalidArgument),
         ({"top_p": 1.5}, InvalidArgument),
+        ({"stratify_by": ("kind", "colour")}, InvalidArgument),
+        ({"tasks": 0, "task_ids": ("nobody",)}, InvalidArgument),
+        ({"task_ids": ("heldout-0",)}, InvalidArgument),
     ],
 )
 async def test_a_wrong_request_is_refused(
@@ -377,10 +434,20 @@ async def test_a_wrong_request_is_refused(
 def test_missing_attempts_are_a_problem_of_the_group() -> None:
     assignment = Assignment(GroupKey("g", 0), "t", 4)
     plan = Plan(
-        name="x", task_set="y", task_ids=("t",), kinds=("",), task_seed=0, attempts=4, version=0,
-        temperature=1.0, top_p=1.0, sampling_seed=0, list_digest="",
+        name="x", task_set="y", task_ids=("t",), strata=("",), stratified_by=(), task_seed=0,
+        attempts=4, version=0, temperature=1.0, top_p=1.0, sampling_seed=0, list_digest="",
     )  # fmt: skip
     found = score_group(group(assignment, HALF[:3], version=5), plan)
     assert found.problem == "only 3 of 4 attempts are valid"
     whole = score_group(group(assignment, HALF, version=5), plan)
-    assert (whole.problem, whole.solved, whole.valid, whole.versions) == ("", 2, 4, (5,))
+    assert (whole.problem, whole.solved, whole.valid) == ("", 2, 4)
+    assert whole.version_tokens == (VersionTokens(version=5, oldest_kv_version=5, tokens=8),)
+
+
+def test_a_pinned_group_may_not_attend_to_keys_of_other_weights() -> None:
+    plan = Plan(
+        name="x", task_set="y", task_ids=("t",), strata=("",), stratified_by=(), task_seed=0,
+        attempts=4, version=7, temperature=1.0, top_p=1.0, sampling_seed=0, list_digest="",
+    )  # fmt: skip
+    found = score_group(group(Assignment(GroupKey("g", 0), "t", 4), HALF, version=7, kv=6), plan)
+    assert "keys of, versions [6, 7] though 7 was pinned" in found.problem

@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swe_eval.core.evaluation import Book, GroupScore, Plan, Progress
+from swe_eval.core.evaluation import Book, GroupScore, Plan, Progress, VersionTokens
+from swe_eval.core.statistics import Interval
 
 
 def plan(*tasks: str, attempts: int = 4) -> Plan:
@@ -12,7 +13,8 @@ def plan(*tasks: str, attempts: int = 4) -> Plan:
         name="base",
         task_set="heldout",
         task_ids=task_ids,
-        kinds=tuple("even" if i % 2 == 0 else "odd" for i in range(len(task_ids))),
+        strata=tuple("even" if i % 2 == 0 else "odd" for i in range(len(task_ids))),
+        stratified_by=("parity",),
         task_seed=0,
         attempts=attempts,
         version=7,
@@ -58,26 +60,27 @@ def test_every_task_is_assigned_once_in_order_and_scored() -> None:
 def test_an_incomplete_group_comes_back_under_the_next_epoch_and_then_is_given_up() -> None:
     book = Book(plan("a"), retries=1)
     assert book.next_task() == ("a", 0)
-    assert book.record(score("a", problem="GRADE: down", faulted_tries=4))
+    assert book.record(score("a", problem="GRADE: down", faults={"GRADE/DISK": 4}))
     assert book.next_task() == ("a", 1)
-    assert book.record(score("a", epoch=1, problem="GRADE: still down", faulted_tries=4))
+    assert book.record(score("a", epoch=1, problem="GRADE: still down", faults={"GRADE/DISK": 4}))
     assert book.finished
     report = book.report(wall_s=1.0)
     assert report.tasks == 0
     assert [(q.task_id, q.reason) for q in report.quarantined] == [("a", "GRADE: still down")]
-    assert (report.faulted_tries, report.outcomes) == (8, {"FAULT": 8})
+    assert (report.faults, report.outcomes) == ({"GRADE/DISK": 8}, {"FAULT": 8})
 
 
 def test_faults_are_reported_and_never_counted() -> None:
     book = Book(plan("a", "b"), retries=1)
     taken(book)
-    book.record(score("a", problem="SANDBOX: gone", faulted_tries=3))
-    book.record(score("b", 4, faulted_tries=2))
+    book.record(score("a", problem="SANDBOX: gone", faults={"COMMAND/SANDBOX": 3}))
+    book.record(score("b", 4, faults={"COMMAND/SANDBOX": 1, "GRADE/GRADER": 1}))
     book.record(score("a", 2, epoch=1))
     report = book.report(wall_s=2.0)
     assert report.pass_at_1 == pytest.approx((0.5 + 1.0) / 2)
     assert report.pass_at_k == 1.0
     assert report.outcomes == {"SOLVED": 6, "UNSOLVED": 2, "FAULT": 5}
+    assert report.faults == {"COMMAND/SANDBOX": 4, "GRADE/GRADER": 1}
     assert [(s.task_id, s.solved, s.attempts) for s in report.by_task] == [
         ("a", 2, 4),
         ("b", 4, 4),
@@ -85,17 +88,27 @@ def test_faults_are_reported_and_never_counted() -> None:
     assert report.quarantined == ()
 
 
-def test_the_report_breaks_down_by_kind_and_names_the_versions() -> None:
+def tokens(version: int, oldest: int = 0, count: int = 10) -> VersionTokens:
+    return VersionTokens(version=version, oldest_kv_version=oldest or version, tokens=count)
+
+
+def test_the_report_breaks_down_by_stratum_and_names_the_versions() -> None:
     book = Book(plan("a", "b", "c"), retries=0)
     taken(book)
     for task_id, solved, version in (("a", 4, 7), ("b", 1, 8), ("c", 0, 7)):
-        book.record(score(task_id, solved, versions=(version,)))
+        book.record(score(task_id, solved, version_tokens=(tokens(version), tokens(8, 7))))
     report = book.report(wall_s=3.0)
-    assert [(s.name, s.tasks, s.attempts, s.pass_rate) for s in report.by_kind] == [
+    assert [(s.name, s.tasks, s.attempts, s.pass_rate) for s in report.strata] == [
         ("even", 2, 8, 0.5),
         ("odd", 1, 4, 0.25),
     ]
+    assert report.strata[1].ci95 == Interval(low=0.0, high=1.0)
     assert report.versions == (7, 8)
+    assert report.version_tokens == (tokens(7, 7, 20), tokens(8, 7, 30), tokens(8))
+    assert (report.stratified_by, report.pinned_version) == (("parity",), 7)
+    assert [p.k for p in report.pass_at] == [1, 2, 3, 4]
+    assert report.pass_at_k == pytest.approx(2 / 3)
+    assert all(p.ci95.low <= p.estimate <= p.ci95.high for p in report.pass_at)
     assert report.pass_at_1_ci95.low <= report.pass_at_1 <= report.pass_at_1_ci95.high
     assert (report.attempts, report.tasks, report.list_digest) == (4, 3, "sha256:x")
 
@@ -140,7 +153,7 @@ def test_the_same_incomplete_group_delivered_twice_counts_once() -> None:
 
 def test_plans_and_scores_survive_plain_values() -> None:
     assert Plan.from_json(plan().to_json()) == plan()
-    one = score("a", 2, versions=(1, 2), faulted_tries=1)
+    one = score("a", 2, version_tokens=(tokens(1), tokens(2, 1)), faults={"GRADE/DISK": 1})
     assert GroupScore.from_json(one.to_json()) == one
 
 

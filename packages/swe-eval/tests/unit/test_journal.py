@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 from service_kit.errors import AlreadyExists, DataLoss, InvalidArgument, Reason, ServiceError
-from swe_eval.core.evaluation import GroupScore, Plan
+from swe_eval.core.evaluation import GroupScore, Plan, VersionTokens
 from swe_eval.journal import Journal, check_name
 
 PLAN = Plan(
     name="base",
     task_set="heldout",
     task_ids=("a", "b"),
-    kinds=("x", "y"),
+    strata=("x", "y"),
+    stratified_by=("kind",),
     task_seed=0,
     attempts=4,
     version=1,
@@ -21,7 +22,14 @@ PLAN = Plan(
     sampling_seed=0,
     list_digest="sha256:0",
 )
-SCORE = GroupScore(task_id="a", epoch=0, solved=1, valid=4, outcomes={"SOLVED": 1}, versions=(1,))
+SCORE = GroupScore(
+    task_id="a",
+    epoch=0,
+    solved=1,
+    valid=4,
+    outcomes={"SOLVED": 1},
+    version_tokens=(VersionTokens(version=1, oldest_kv_version=1, tokens=9),),
+)
 
 
 def opened(folder: Path, plan: Plan = PLAN) -> Journal:

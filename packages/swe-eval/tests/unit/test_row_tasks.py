@@ -46,6 +46,7 @@ def test_a_row_of_swe_bench_5_is_a_task() -> None:
     task = read({**row, "difficulty": "1-4 hours"})
     assert (task.task_id, task.repository) == ("sympy__sympy-13031", "sympy/sympy")
     assert (task.kind, task.instruction) == ("1-4 hours", row["problem_statement"])
+    assert task.columns == {"difficulty": "1-4 hours", "version": row["version"]}
     assert task.environment.source is EnvironmentSource.IMAGE
     assert (task.environment.image, task.environment.workdir) == (row["image"], "/testbed")
     assert isinstance(task.grader, LogGrader)

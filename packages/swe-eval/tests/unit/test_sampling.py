@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swe_eval.core.sampling import Candidate, draw, list_digest, stratified_order
+from swe_eval.core.sampling import Candidate, draw, list_digest, stratified_order, stratum_of
 
 pools = st.dictionaries(
     st.text("abcdefgh", min_size=1, max_size=6), st.sampled_from(["x", "y", "z"]), max_size=40
@@ -56,6 +56,13 @@ def test_a_task_listed_twice_is_refused() -> None:
     pool = [Candidate(task_id="t", stratum="x"), Candidate(task_id="t", stratum="y")]
     with pytest.raises(ValueError, match="twice"):
         stratified_order(pool, seed=0)
+
+
+def test_a_stratum_is_named_by_the_columns_asked_for() -> None:
+    columns = {"repository": "django", "difficulty": "1-4 hours", "version": ""}
+    assert stratum_of(columns, ["repository", "difficulty"]) == "django / 1-4 hours"
+    assert stratum_of(columns, ["version", "repository"]) == "- / django"
+    assert stratum_of(columns, []) == "all"
 
 
 def test_the_digest_tells_lists_apart() -> None:

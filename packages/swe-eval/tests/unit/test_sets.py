@@ -111,6 +111,18 @@ def test_malformed_harbor_tasks_are_problems_and_never_stop_the_others() -> None
     }
 
 
+def test_strata_can_be_made_of_a_harbor_tasks_metadata() -> None:
+    task_set = ReadSet(HarborSetConfig(name="samples", path=SAMPLES))
+    columns = {ref.task_id: ref.columns for ref in task_set.refs(0, len(task_set))}
+    found = columns["harbor/hello-world"]
+    assert {name: found[name] for name in ("repository", "difficulty", "author_name")} == {
+        "repository": "hello-world",
+        "difficulty": "easy",
+        "author_name": "Alex Shaw",
+    }
+    assert "tags" not in found, "a list is no stratum"
+
+
 def test_a_name_taken_twice_is_a_problem_of_the_second_folder(tmp_path: Path) -> None:
     for name in ("one", "two"):
         folder = tmp_path / name

@@ -5,11 +5,12 @@ is assigned again under the next epoch a configured number of times, then left o
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
-from swe_eval.core.statistics import Interval, TaskScore, mean_pass_at_k, pass_at_1_interval
+from swe_eval.core.statistics import Interval, TaskScore, mean_pass_at_k, pass_at_k_interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +20,10 @@ class Plan:
     name: str
     task_set: str
     task_ids: tuple[str, ...]
-    kinds: tuple[str, ...]
+    strata: tuple[str, ...]
     """The stratum of each task, in the same order."""
+    stratified_by: tuple[str, ...]
+    """The columns of the tasks that make a stratum."""
     task_seed: int
     attempts: int
     """Valid attempts wanted of each task."""
@@ -38,7 +41,7 @@ class Plan:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Plan":
         """The inverse of `to_json`."""
-        lists = {"task_ids": tuple(values["task_ids"]), "kinds": tuple(values["kinds"])}
+        lists = {name: tuple(values[name]) for name in ("task_ids", "strata", "stratified_by")}
         return cls(**{**values, **lists})
 
     def differences(self, other: "Plan") -> list[str]:
@@ -47,8 +50,17 @@ class Plan:
         return [
             f"{key} is {mine[key]!r}, not {theirs[key]!r}"
             for key in mine
-            if key not in {"task_ids", "kinds"} and mine[key] != theirs[key]
+            if key not in {"task_ids", "strata"} and mine[key] != theirs[key]
         ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class VersionTokens:
+    """Sampled tokens by the version of the weights, and the oldest one in their KV cache."""
+
+    version: int
+    oldest_kv_version: int
+    tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +74,10 @@ class GroupScore:
     """Attempts that count."""
     outcomes: Mapping[str, int] = field(default_factory=dict)
     """Final attempts by outcome, those that do not count included."""
-    faulted_tries: int = 0
-    """Tries that ended as FAULT, made again or not."""
-    versions: tuple[int, ...] = ()
+    faults: Mapping[str, int] = field(default_factory=dict)
+    """Tries that ended as FAULT, made again or not, by `STAGE/CAUSE`."""
+    version_tokens: tuple[VersionTokens, ...] = ()
+    """Of the attempts that count."""
     problem: str = ""
     """Why the group is incomplete; empty when all its attempts are valid."""
 
@@ -75,17 +88,28 @@ class GroupScore:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "GroupScore":
         """The inverse of `to_json`."""
-        return cls(**{**values, "versions": tuple(values["versions"])})
+        tokens = tuple(VersionTokens(**entry) for entry in values["version_tokens"])
+        return cls(**{**values, "version_tokens": tokens})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stratum:
-    """Pass rate of the tasks of one kind."""
+    """pass@1 of the tasks of one stratum."""
 
     name: str
     tasks: int
     attempts: int
     pass_rate: float
+    ci95: Interval
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassAtK:
+    """The unbiased estimate for k attempts."""
+
+    k: int
+    estimate: float
+    ci95: Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,21 +135,43 @@ class Report:
     """The result of an evaluation."""
 
     name: str
-    pass_at_1: float
-    pass_at_1_ci95: Interval
-    pass_at_k: float
+    pass_at: tuple[PassAtK, ...]
+    """For k from 1 to the attempts that every scored task has; nan without tasks."""
     tasks: int
     """Tasks scored."""
     attempts: int
-    """Attempts at each task; the k of `pass_at_k`."""
+    """Attempts at each task."""
     outcomes: Mapping[str, int]
-    by_kind: tuple[Stratum, ...]
-    versions: tuple[int, ...]
+    strata: tuple[Stratum, ...]
+    stratified_by: tuple[str, ...]
+    pinned_version: int
+    """0: none was demanded, and the figures are no checkpoint's score."""
+    version_tokens: tuple[VersionTokens, ...]
     list_digest: str
     wall_s: float
     by_task: tuple[TaskScore, ...]
     quarantined: tuple[QuarantinedTask, ...]
-    faulted_tries: int
+    faults: Mapping[str, int]
+
+    @property
+    def pass_at_1(self) -> float:
+        """Mean over tasks of the share of attempts solved."""
+        return self.pass_at[0].estimate
+
+    @property
+    def pass_at_1_ci95(self) -> Interval:
+        """Its interval."""
+        return self.pass_at[0].ci95
+
+    @property
+    def pass_at_k(self) -> float:
+        """For as many attempts as every scored task has."""
+        return self.pass_at[-1].estimate
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Versions that sampled tokens, rising."""
+        return tuple(sorted({entry.version for entry in self.version_tokens}))
 
 
 class Book:
@@ -209,12 +255,15 @@ class Book:
             attempts_done=done,
             attempts_total=len(plan.task_ids) * plan.attempts,
             solved=sum(score.solved for score in self._scored.values()),
-            faults=self._faulted_tries(),
+            faults=self._faults().total(),
         )
 
-    def _faulted_tries(self) -> int:
+    def _faults(self) -> Counter[str]:
         incomplete = (score for scores in self._incomplete.values() for score in scores)
-        return sum(s.faulted_tries for s in (*self._scored.values(), *incomplete))
+        faults: Counter[str] = Counter()
+        for score in (*self._scored.values(), *incomplete):
+            faults.update(score.faults)
+        return faults
 
     def report(self, *, wall_s: float, seed: int = 0, resamples: int = 10_000) -> Report:
         """The figures over all scored tasks."""
@@ -225,25 +274,29 @@ class Book:
             if (score := self._scored.get(task_id)) is not None
         )
         outcomes: Counter[str] = Counter()
-        versions: set[int] = set()
         for group in self._scored.values():
             outcomes.update(group.outcomes)
-            versions.update(group.versions)
-        faulted = self._faulted_tries()
-        if faulted:
-            outcomes["FAULT"] = faulted
+        faults = self._faults()
+        if faults:
+            outcomes["FAULT"] = faults.total()
+        interval = partial(pass_at_k_interval, seed=seed, resamples=resamples)
         # Every group has at least the plan's attempts, and pass@k needs k of each.
-        k = min((score.attempts for score in by_task), default=1)
+        most = min((score.attempts for score in by_task), default=1)
         return Report(
             name=plan.name,
-            pass_at_1=mean_pass_at_k(by_task, 1),
-            pass_at_1_ci95=pass_at_1_interval(by_task, seed=seed, resamples=resamples),
-            pass_at_k=mean_pass_at_k(by_task, k),
+            pass_at=tuple(
+                PassAtK(k=k, estimate=mean_pass_at_k(by_task, k), ci95=interval(by_task, k))
+                for k in range(1, most + 1)
+            ),
             tasks=len(by_task),
             attempts=plan.attempts,
             outcomes=dict(sorted(outcomes.items())),
-            by_kind=_strata(plan, by_task),
-            versions=tuple(sorted(versions)),
+            strata=_strata(plan, by_task, interval),
+            stratified_by=plan.stratified_by,
+            pinned_version=plan.version,
+            version_tokens=sum_tokens(
+                entry for group in self._scored.values() for entry in group.version_tokens
+            ),
             list_digest=plan.list_digest,
             wall_s=wall_s,
             by_task=by_task,
@@ -252,21 +305,37 @@ class Book:
                 for task_id in plan.task_ids
                 if task_id in self._quarantined
             ),
-            faulted_tries=faulted,
+            faults=dict(sorted(faults.items())),
         )
 
 
-def _strata(plan: Plan, by_task: Iterable[TaskScore]) -> tuple[Stratum, ...]:
-    kind_of = dict(zip(plan.task_ids, plan.kinds, strict=True))
+def sum_tokens(entries: Iterable[VersionTokens]) -> tuple[VersionTokens, ...]:
+    """One entry for each pair of versions, rising."""
+    tokens: Counter[tuple[int, int]] = Counter()
+    for entry in entries:
+        tokens[entry.version, entry.oldest_kv_version] += entry.tokens
+    return tuple(
+        VersionTokens(version=version, oldest_kv_version=oldest, tokens=count)
+        for (version, oldest), count in sorted(tokens.items())
+    )
+
+
+def _strata(
+    plan: Plan,
+    by_task: Iterable[TaskScore],
+    interval: Callable[[Sequence[TaskScore], int], Interval],
+) -> tuple[Stratum, ...]:
+    stratum_of = dict(zip(plan.task_ids, plan.strata, strict=True))
     grouped: dict[str, list[TaskScore]] = {}
     for score in by_task:
-        grouped.setdefault(kind_of[score.task_id], []).append(score)
+        grouped.setdefault(stratum_of[score.task_id], []).append(score)
     return tuple(
         Stratum(
             name=name,
             tasks=len(scores),
             attempts=sum(score.attempts for score in scores),
             pass_rate=mean_pass_at_k(scores, 1),
+            ci95=interval(scores, 1),
         )
         for name, scores in sorted(grouped.items())
     )

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -12,6 +12,15 @@ class Candidate:
 
     task_id: str
     stratum: str
+
+
+NO_VALUE = "-"
+"""Stands in a stratum's name for a column that a task lacks."""
+
+
+def stratum_of(columns: Mapping[str, str], names: Sequence[str]) -> str:
+    """A task's stratum: the values of these of its columns joined by ` / `; of none, `all`."""
+    return " / ".join(columns.get(name) or NO_VALUE for name in names) or "all"
 
 
 def stratified_order(candidates: Iterable[Candidate], *, seed: int) -> list[str]:

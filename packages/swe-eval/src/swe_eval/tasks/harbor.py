@@ -100,6 +100,11 @@ def read_task(folder: Path, options: HarborOptions | None = None) -> Task:
         task_id=name,
         repository=metadata.text("repository") or name.rpartition("/")[2],
         kind=metadata.text("kind") or metadata.text("category"),
+        columns={
+            name: str(value)
+            for name, value in metadata.values.items()
+            if isinstance(value, str | int | float) and str(value)
+        },
         instruction=_instruction(folder, files),
         environment=environment,
         grader=_grader(config, parts["tests"]),

@@ -3,8 +3,8 @@
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from swe_eval.config import INDEXES_PER_SEED, GeneratedSetConfig, ReadSetConfig
@@ -27,6 +27,12 @@ class TaskRef:
     task_id: str
     repository: str
     kind: str
+    more: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What its stratum can be made of, by name."""
+        return {**self.more, "repository": self.repository, "kind": self.kind}
 
 
 class TaskSet(Protocol):
@@ -40,6 +46,11 @@ class TaskSet(Protocol):
     @property
     def generated(self) -> bool:
         """Whether tasks are made on demand."""
+        ...
+
+    @property
+    def stratify_by(self) -> tuple[str, ...]:
+        """Columns that make a stratum unless a caller names others."""
         ...
 
     @property
@@ -62,6 +73,8 @@ class GeneratedSet:
     """Tasks that the generator makes when they are asked for; the most recent ones are kept."""
 
     generated = True
+    stratify_by = ("kind",)
+    """Each task has a repository of its own."""
     problems: Sequence[MalformedTaskError] = ()
 
     def __init__(self, config: GeneratedSetConfig) -> None:
@@ -120,6 +133,7 @@ class ReadSet:
     """Tasks read once from a source; those that can't be read are problems, not the end."""
 
     generated = False
+    stratify_by = ("repository", "difficulty")
 
     def __init__(self, config: ReadSetConfig) -> None:
         """Reads all tasks.
@@ -155,7 +169,7 @@ class ReadSet:
     def refs(self, start: int, count: int) -> list[TaskRef]:
         """Up to `count` tasks from position `start` on."""
         return [
-            TaskRef(task.task_id, task.repository, task.kind)
+            TaskRef(task.task_id, task.repository, task.kind, task.columns)
             for task in self._order[start : start + count]
         ]
 

@@ -108,6 +108,7 @@ def read_task(fields: Fields, *, wall_s: float = 1800.0) -> Task:
         task_id=row.instance_id,
         repository=row.repo,
         kind=row.difficulty,
+        columns={"difficulty": row.difficulty, "version": row.version},
         instruction=row.problem_statement,
         environment=Environment(image=fields.filled("image"), workdir=TESTBED),
         grader=LogGrader(

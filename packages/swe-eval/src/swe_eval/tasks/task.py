@@ -173,6 +173,8 @@ class Task:
     grader: Grader
     kind: str = ""
     """Kind of bug, or another stratum; may be empty."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """More to stratify by, such as `difficulty`."""
     reference: Reference | None = None
     command_timeout_s: float = 0.0
     """Longest a single command of the agent may run; 0: no limit of the task's own."""

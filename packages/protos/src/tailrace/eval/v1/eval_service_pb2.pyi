@@ -512,6 +512,8 @@ class EvaluateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     ROLLOUT_TARGETS_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    STRATIFY_BY_FIELD_NUMBER: _builtins.int
+    TASK_IDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Names the evaluation; calling again with the name resumes it."""
     task_set: _builtins.str
@@ -529,6 +531,14 @@ class EvaluateRequest(_message.Message):
     def rollout_targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """gRPC addresses of rollout-engine services; empty: those configured."""
 
+    @_builtins.property
+    def stratify_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Columns of the tasks that make a stratum, such as repository and difficulty; empty: those of the set."""
+
+    @_builtins.property
+    def task_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The exact list, instead of a draw; `tasks` is 0 then."""
+
     def __init__(
         self,
         *,
@@ -541,14 +551,51 @@ class EvaluateRequest(_message.Message):
         sampling: Global___EvaluationSampling | None = ...,
         rollout_targets: _abc.Iterable[_builtins.str] | None = ...,
         traceparent: _builtins.str = ...,
+        stratify_by: _abc.Iterable[_builtins.str] | None = ...,
+        task_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "name", b"name", "rollout_targets", b"rollout_targets", "sampling", b"sampling", "task_seed", b"task_seed", "task_set", b"task_set", "tasks", b"tasks", "traceparent", b"traceparent", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "name", b"name", "rollout_targets", b"rollout_targets", "sampling", b"sampling", "stratify_by", b"stratify_by", "task_ids", b"task_ids", "task_seed", b"task_seed", "task_set", b"task_set", "tasks", b"tasks", "traceparent", b"traceparent", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EvaluateRequest: _TypeAlias = EvaluateRequest  # noqa: Y015
+
+@_typing.final
+class EvaluationPlan(_message.Message):
+    """The first event: what is measured, settled before any attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TASK_IDS_FIELD_NUMBER: _builtins.int
+    STRATA_FIELD_NUMBER: _builtins.int
+    STRATIFIED_BY_FIELD_NUMBER: _builtins.int
+    TASK_LIST_DIGEST_FIELD_NUMBER: _builtins.int
+    task_list_digest: _builtins.str
+    @_builtins.property
+    def task_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def strata(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of each task, in the same order."""
+
+    @_builtins.property
+    def stratified_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        task_ids: _abc.Iterable[_builtins.str] | None = ...,
+        strata: _abc.Iterable[_builtins.str] | None = ...,
+        stratified_by: _abc.Iterable[_builtins.str] | None = ...,
+        task_list_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["strata", b"strata", "stratified_by", b"stratified_by", "task_ids", b"task_ids", "task_list_digest", b"task_list_digest"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EvaluationPlan: _TypeAlias = EvaluationPlan  # noqa: Y015
 
 @_typing.final
 class EvaluationProgress(_message.Message):
@@ -609,11 +656,16 @@ class StratumScore(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     PASS_RATE_FIELD_NUMBER: _builtins.int
+    CI95_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     tasks: _builtins.int
     attempts: _builtins.int
     """Of all its tasks together."""
     pass_rate: _builtins.float
+    @_builtins.property
+    def ci95(self) -> Global___Interval:
+        """95 %, of the pass rate."""
+
     def __init__(
         self,
         *,
@@ -621,14 +673,70 @@ class StratumScore(_message.Message):
         tasks: _builtins.int = ...,
         attempts: _builtins.int = ...,
         pass_rate: _builtins.float = ...,
+        ci95: Global___Interval | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ci95", b"ci95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "name", b"name", "pass_rate", b"pass_rate", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "ci95", b"ci95", "name", b"name", "pass_rate", b"pass_rate", "tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StratumScore: _TypeAlias = StratumScore  # noqa: Y015
+
+@_typing.final
+class PassAtK(_message.Message):
+    """The unbiased estimate for k attempts, and its 95 % interval."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    K_FIELD_NUMBER: _builtins.int
+    ESTIMATE_FIELD_NUMBER: _builtins.int
+    CI95_FIELD_NUMBER: _builtins.int
+    k: _builtins.int
+    estimate: _builtins.float
+    @_builtins.property
+    def ci95(self) -> Global___Interval: ...
+    def __init__(
+        self,
+        *,
+        k: _builtins.int = ...,
+        estimate: _builtins.float = ...,
+        ci95: Global___Interval | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ci95", b"ci95"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ci95", b"ci95", "estimate", b"estimate", "k", b"k"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassAtK: _TypeAlias = PassAtK  # noqa: Y015
+
+@_typing.final
+class VersionTokens(_message.Message):
+    """Sampled tokens by the weights that made them and the oldest version in the KV cache they attended to."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    OLDEST_KV_VERSION_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    oldest_kv_version: _builtins.int
+    tokens: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        oldest_kv_version: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["oldest_kv_version", b"oldest_kv_version", "tokens", b"tokens", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VersionTokens: _TypeAlias = VersionTokens  # noqa: Y015
 
 @_typing.final
 class EvaluationReport(_message.Message):
@@ -636,6 +744,26 @@ class EvaluationReport(_message.Message):
 
     @_typing.final
     class OutcomesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class FaultsEntry(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         KEY_FIELD_NUMBER: _builtins.int
@@ -667,6 +795,11 @@ class EvaluationReport(_message.Message):
     WALL_S_FIELD_NUMBER: _builtins.int
     BY_TASK_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    PASS_AT_FIELD_NUMBER: _builtins.int
+    STRATIFIED_BY_FIELD_NUMBER: _builtins.int
+    PINNED_VERSION_FIELD_NUMBER: _builtins.int
+    VERSION_TOKENS_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     pass_at_1: _builtins.float
     pass_at_k: _builtins.float
@@ -678,6 +811,8 @@ class EvaluationReport(_message.Message):
     task_list_digest: _builtins.str
     """Digest of the exact list of tasks."""
     wall_s: _builtins.float
+    pinned_version: _builtins.int
+    """What was demanded; 0: nothing, and then the figures are no checkpoint's score."""
     @_builtins.property
     def pass_at_1_ci95(self) -> Global___Interval:
         """95 %, bootstrap clustered by task."""
@@ -687,7 +822,9 @@ class EvaluationReport(_message.Message):
         """Attempts by outcome. FAULT counts tries that were made again; no figure above contains them."""
 
     @_builtins.property
-    def by_kind(self) -> _containers.RepeatedCompositeFieldContainer[Global___StratumScore]: ...
+    def by_kind(self) -> _containers.RepeatedCompositeFieldContainer[Global___StratumScore]:
+        """By stratum, of the columns in `stratified_by`."""
+
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Versions that made the tokens; one when pinned."""
@@ -699,6 +836,18 @@ class EvaluationReport(_message.Message):
     @_builtins.property
     def quarantined(self) -> _containers.RepeatedCompositeFieldContainer[Global___QuarantinedTask]:
         """Tasks whose attempts kept faulting. They are in none of the figures."""
+
+    @_builtins.property
+    def pass_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___PassAtK]:
+        """For k from 1 to the attempts at each task."""
+
+    @_builtins.property
+    def stratified_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def version_tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___VersionTokens]: ...
+    @_builtins.property
+    def faults(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Tries that ended as FAULT, by STAGE/CAUSE. All were made again or their task is left out."""
 
     def __init__(
         self,
@@ -716,10 +865,15 @@ class EvaluationReport(_message.Message):
         wall_s: _builtins.float = ...,
         by_task: _abc.Iterable[Global___TaskScore] | None = ...,
         quarantined: _abc.Iterable[Global___QuarantinedTask] | None = ...,
+        pass_at: _abc.Iterable[Global___PassAtK] | None = ...,
+        stratified_by: _abc.Iterable[_builtins.str] | None = ...,
+        pinned_version: _builtins.int = ...,
+        version_tokens: _abc.Iterable[Global___VersionTokens] | None = ...,
+        faults: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pass_at_1_ci95", b"pass_at_1_ci95"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "by_kind", b"by_kind", "by_task", b"by_task", "name", b"name", "outcomes", b"outcomes", "pass_at_1", b"pass_at_1", "pass_at_1_ci95", b"pass_at_1_ci95", "pass_at_k", b"pass_at_k", "quarantined", b"quarantined", "task_list_digest", b"task_list_digest", "tasks", b"tasks", "versions", b"versions", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "by_kind", b"by_kind", "by_task", b"by_task", "faults", b"faults", "name", b"name", "outcomes", b"outcomes", "pass_at", b"pass_at", "pass_at_1", b"pass_at_1", "pass_at_1_ci95", b"pass_at_1_ci95", "pass_at_k", b"pass_at_k", "pinned_version", b"pinned_version", "quarantined", b"quarantined", "stratified_by", b"stratified_by", "task_list_digest", b"task_list_digest", "tasks", b"tasks", "version_tokens", b"version_tokens", "versions", b"versions", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -794,28 +948,84 @@ class EvaluateResponse(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     REPORT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___EvaluationProgress: ...
     @_builtins.property
     def report(self) -> Global___EvaluationReport: ...
     @_builtins.property
     def heartbeat(self) -> Global___Heartbeat: ...
+    @_builtins.property
+    def plan(self) -> Global___EvaluationPlan: ...
     def __init__(
         self,
         *,
         progress: Global___EvaluationProgress | None = ...,
         report: Global___EvaluationReport | None = ...,
         heartbeat: Global___Heartbeat | None = ...,
+        plan: Global___EvaluationPlan | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "heartbeat", b"heartbeat", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "heartbeat", b"heartbeat", "plan", b"plan", "progress", b"progress", "report", b"report"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "heartbeat", b"heartbeat", "progress", b"progress", "report", b"report"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["event", b"event", "heartbeat", b"heartbeat", "plan", b"plan", "progress", b"progress", "report", b"report"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "report", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["progress", "report", "heartbeat", "plan"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___EvaluateResponse: _TypeAlias = EvaluateResponse  # noqa: Y015
+
+@_typing.final
+class GetTrajectoriesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the evaluation."""
+    after: _builtins.str
+    """Those whose names come after this one; empty: all."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        after: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrajectoriesRequest: _TypeAlias = GetTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class GetTrajectoriesResponse(_message.Message):
+    """A piece of a trajectory's file. A file's pieces come in order, files one after the other."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FILE_FIELD_NUMBER: _builtins.int
+    CHUNK_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    chunk: _builtins.bytes
+    last: _builtins.bool
+    """Whether this is the file's last piece."""
+    def __init__(
+        self,
+        *,
+        file: _builtins.str = ...,
+        chunk: _builtins.bytes = ...,
+        last: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk", b"chunk", "file", b"file", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetTrajectoriesResponse: _TypeAlias = GetTrajectoriesResponse  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):

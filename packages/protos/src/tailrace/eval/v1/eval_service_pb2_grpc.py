@@ -65,6 +65,11 @@ class EvalServiceStub:
                 request_serializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateRequest.SerializeToString,
                 response_deserializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateResponse.FromString,
                 _registered_method=True)
+        self.GetTrajectories = channel.unary_stream(
+                '/tailrace.eval.v1.EvalService/GetTrajectories',
+                request_serializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesRequest.SerializeToString,
+                response_deserializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesResponse.FromString,
+                _registered_method=True)
         self.GetStatus = channel.unary_unary(
                 '/tailrace.eval.v1.EvalService/GetStatus',
                 request_serializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetStatusRequest.SerializeToString,
@@ -116,6 +121,13 @@ class EvalServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetTrajectories(self, request, context):
+        """The trajectories of an evaluation's scored attempts as ATIF JSON, in the order of their names.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStatus(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -154,6 +166,11 @@ def add_EvalServiceServicer_to_server(servicer, server):
                     servicer.Evaluate,
                     request_deserializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateRequest.FromString,
                     response_serializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateResponse.SerializeToString,
+            ),
+            'GetTrajectories': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetTrajectories,
+                    request_deserializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesRequest.FromString,
+                    response_serializer=tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesResponse.SerializeToString,
             ),
             'GetStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStatus,
@@ -324,6 +341,33 @@ class EvalService:
             '/tailrace.eval.v1.EvalService/Evaluate',
             tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateRequest.SerializeToString,
             tailrace_dot_eval_dot_v1_dot_eval__service__pb2.EvaluateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/tailrace.eval.v1.EvalService/GetTrajectories',
+            tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesRequest.SerializeToString,
+            tailrace_dot_eval_dot_v1_dot_eval__service__pb2.GetTrajectoriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,8 @@ class EvalServiceStub:
     """
     Evaluate: _grpc.UnaryStreamMultiCallable[_eval_service_pb2.EvaluateRequest, _eval_service_pb2.EvaluateResponse]
     """Runs attempts on held-out tasks at a pinned version and scores them. Resumable by name."""
+    GetTrajectories: _grpc.UnaryStreamMultiCallable[_eval_service_pb2.GetTrajectoriesRequest, _eval_service_pb2.GetTrajectoriesResponse]
+    """The trajectories of an evaluation's scored attempts as ATIF JSON, in the order of their names."""
     GetStatus: _grpc.UnaryUnaryMultiCallable[_eval_service_pb2.GetStatusRequest, _eval_service_pb2.GetStatusResponse]
 
 @_typing.type_check_only
@@ -62,6 +64,8 @@ class EvalServiceAsyncStub(EvalServiceStub):
     """
     Evaluate: _aio.UnaryStreamMultiCallable[_eval_service_pb2.EvaluateRequest, _eval_service_pb2.EvaluateResponse]  # type: ignore[assignment]
     """Runs attempts on held-out tasks at a pinned version and scores them. Resumable by name."""
+    GetTrajectories: _aio.UnaryStreamMultiCallable[_eval_service_pb2.GetTrajectoriesRequest, _eval_service_pb2.GetTrajectoriesResponse]  # type: ignore[assignment]
+    """The trajectories of an evaluation's scored attempts as ATIF JSON, in the order of their names."""
     GetStatus: _aio.UnaryUnaryMultiCallable[_eval_service_pb2.GetStatusRequest, _eval_service_pb2.GetStatusResponse]  # type: ignore[assignment]
 
 class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -113,6 +117,14 @@ class EvalServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_eval_service_pb2.EvaluateResponse], _abc.AsyncIterator[_eval_service_pb2.EvaluateResponse]]:
         """Runs attempts on held-out tasks at a pinned version and scores them. Resumable by name."""
+
+    @_abc_1.abstractmethod
+    def GetTrajectories(
+        self,
+        request: _eval_service_pb2.GetTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_eval_service_pb2.GetTrajectoriesResponse], _abc.AsyncIterator[_eval_service_pb2.GetTrajectoriesResponse]]:
+        """The trajectories of an evaluation's scored attempts as ATIF JSON, in the order of their names."""
 
     @_abc_1.abstractmethod
     def GetStatus(
