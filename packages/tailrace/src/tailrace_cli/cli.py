@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import json
 import time
-from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from rich.markup import escape
-from service_kit.config import ConfigError
-from service_kit.errors import ServiceError
 
-from tailrace_cli.demo.folder import FolderError, RunFolder
+from tailrace_cli.demo.folder import RunFolder
 from tailrace_cli.demo.options import Control, DemoOptions
-from tailrace_cli.demo.services import StageFailedError
-from tailrace_cli.stack import StackError, load_stack, parse_variables
+from tailrace_cli.evaluation.cli import evaluation
+from tailrace_cli.shell import (
+    BAD_INPUT,
+    AsJson,
+    Settings,
+    StackFile,
+    StateFolder,
+    Target,
+    Variables,
+    fail,
+    guarded,
+    messages,
+    run,
+)
+from tailrace_cli.stack import load_stack, parse_variables
 from tailrace_cli.stack.files import LOCAL_STACK
-
-BAD_INPUT = 2
-INTERRUPTED = 130
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES}
-"""What a user can mend: space, a quota, a read-only disk, rights."""
 
 app = typer.Typer(
     help="Fully asynchronous reinforcement learning for coding agents.",
@@ -40,70 +42,9 @@ sandbox = typer.Typer(
 app.add_typer(sandbox, name="sandbox")
 tasks_app = typer.Typer(help="Look through tasks and data sets.", no_args_is_help=True)
 app.add_typer(tasks_app, name="tasks")
-messages = Console(stderr=True)
+app.add_typer(evaluation, name="eval")
 
-StackFile = Annotated[Path, typer.Option("--stack", help="Stack file (TOML).")]
-StateFolder = Annotated[
-    Path | None, typer.Option("--state", help="Folder for logs and state, instead of the file's.")
-]
-Variables = Annotated[
-    list[str] | None,
-    typer.Option("--var", help="Variable of the stack file: name=value; repeatable."),
-]
-Target = Annotated[
-    str | None, typer.Option("--target", help="host:port of one service, instead of the stack's.")
-]
 Owner = Annotated[str, typer.Option(help="Only sandboxes that this owner has created.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Setting of a service: name.dotted.key=value; repeatable."),
-]
-
-
-def fail(message: str, code: int) -> NoReturn:
-    """Prints one message and ends with `code`."""
-    messages.print(
-        f"[bold red]error:[/] {escape(message)}", highlight=False, soft_wrap=True, emoji=False
-    )
-    raise typer.Exit(code)
-
-
-def run(work: Callable[[], Coroutine[Any, Any, int]]) -> None:
-    """Runs a command's coroutine; errors that a user can act on become messages and exit codes."""
-    guarded(lambda: asyncio.run(work()))
-
-
-def guarded(work: Callable[[], int]) -> None:
-    """Runs a command that returns its exit code; its errors become messages and exit codes."""
-    try:
-        code = work()
-    except KeyboardInterrupt:
-        messages.print("stopped")
-        raise typer.Exit(INTERRUPTED) from None
-    except Exception as error:
-        cause = first_cause(error)
-        match cause:
-            case ConfigError() | FolderError():
-                fail(str(cause), BAD_INPUT)
-            case StackError():
-                fail(str(cause), cause.exit_code)
-            case ServiceError() | StageFailedError():
-                fail(str(cause), 1)
-            case OSError() if cause.errno in DISK_ERRORS:
-                where = f" at {cause.filename}" if cause.filename else ""
-                fail(f"{cause.strerror}{where}; nothing that was finished is lost", BAD_INPUT)
-            case _:
-                raise
-    if code:
-        raise typer.Exit(code)
-
-
-def first_cause(error: Exception) -> Exception:
-    """The first error within nested groups: what went wrong before the rest was cancelled."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 @app.command()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import grpc
 from service_kit.channel import ChannelConfig, open_channel
@@ -21,13 +18,12 @@ from tailrace.trainer.v1.trainer_service_pb2_grpc import TrainerServiceStub
 from tailrace.weight_sync.v1 import weight_service_pb2 as weights_pb
 from tailrace.weight_sync.v1.weight_service_pb2_grpc import WeightServiceStub
 
+from tailrace_cli.evaluation.service import follow_evaluation
+from tailrace_cli.patience import Patience, patiently
+
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 CALL_S = 30.0
-PATIENCE_S = 180.0
-"""How long a service may be away, being restarted, before the demo gives up."""
-RETRY_EVERY_S = 0.5
 PUBLISH_S = 120.0
 STREAM_IDLE_S = 120.0
 CONTRACTS = (eval_pb.DESCRIPTOR, trainer_pb.DESCRIPTOR, weights_pb.DESCRIPTOR)
@@ -88,40 +84,6 @@ class StageEnd:
 StageEvent = StageBegan | StageStep | StageVersion | StageNote | StageEnd
 
 
-class Patience:
-    """Allows failures for a while, counted from the last success."""
-
-    def __init__(self, what: str, clock: Callable[[], float] = time.monotonic) -> None:
-        self._what = what
-        self._clock = clock
-        self._last_success_s = clock()
-
-    def renew(self) -> None:
-        """Something worked."""
-        self._last_success_s = self._clock()
-
-    async def after(self, error: ServiceError) -> None:
-        """Waits before the next try.
-
-        Raises:
-            ServiceError: `error`, when a retry cannot help or patience is at its end.
-        """
-        if not error.retryable or self._clock() - self._last_success_s > PATIENCE_S:
-            raise error
-        log.info("%s: %s; trying again", self._what, error)
-        await asyncio.sleep(max(RETRY_EVERY_S, error.retry_after_s or 0.0))
-
-
-async def patiently(what: str, attempt: Callable[[], Awaitable[T]]) -> T:
-    """Repeats an idempotent call while its service is being restarted."""
-    patience = Patience(what)
-    while True:
-        try:
-            return await attempt()
-        except ServiceError as error:
-            await patience.after(error)
-
-
 class Services:
     """Typed calls to the services of one stack. All of them are idempotent by name or number."""
 
@@ -168,20 +130,9 @@ class Services:
         self, request: eval_pb.EvaluateRequest
     ) -> AsyncIterator[eval_pb.EvaluationProgress | eval_pb.EvaluationReport]:
         """Progress of an evaluation, and its report last."""
-        patience = Patience(f"evaluation {request.name}")
-        while True:
-            call = self.eval.Evaluate(request)
-            try:
-                async for event in with_idle_deadline(call, STREAM_IDLE_S, "evaluation"):
-                    patience.renew()
-                    match event.WhichOneof("event"):
-                        case "progress":
-                            yield event.progress
-                        case "report":
-                            yield event.report
-                            return
-            except ServiceError as error:
-                await patience.after(error)
+        async for event in follow_evaluation(self.eval, request):
+            if not isinstance(event, eval_pb.EvaluationPlan):
+                yield event
 
     async def start_stage(self, name: str, recipe_toml: str, kind: str = "") -> int:
         """Starts or resumes a stage of a kind (default: its name).

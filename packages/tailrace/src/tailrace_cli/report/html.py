@@ -59,24 +59,36 @@ def gain(record: RunRecord) -> str:
     )
 
 
-def render(record: RunRecord, options: DemoOptions) -> str:
-    """The page as text."""
-    environment = Environment(
+def environment(*, escape: bool = True) -> Environment:
+    """Where the pages' templates are; `| cell` makes any text fit a cell of a Markdown table."""
+    made = Environment(
         loader=PackageLoader("tailrace_cli", "report"),
-        autoescape=True,
+        autoescape=escape,  # noqa: S701 -- off for Markdown alone
         undefined=StrictUndefined,
     )
-    return environment.get_template("report.html.j2").render(
-        record=record,
-        options=options,
-        stages=[(name, record.evaluations[name]) for name in STAGES if name in record.evaluations],
-        plots=[(title, draw(record)) for title, draw in PLOTS],
-        outcomes=outcomes(record),
-        causes=causes(record),
-        shares=time_share(record),
-        result=result(record),
-        gain=gain(record),
-        improved=kinds_improved(record),
+    made.filters["cell"] = lambda text: " ".join(str(text).replace("|", r"\|").split())
+    return made
+
+
+def render(record: RunRecord, options: DemoOptions) -> str:
+    """The page as text."""
+    return (
+        environment()
+        .get_template("report.html.j2")
+        .render(
+            record=record,
+            options=options,
+            stages=[
+                (name, record.evaluations[name]) for name in STAGES if name in record.evaluations
+            ],
+            plots=[(title, draw(record)) for title, draw in PLOTS],
+            outcomes=outcomes(record),
+            causes=causes(record),
+            shares=time_share(record),
+            result=result(record),
+            gain=gain(record),
+            improved=kinds_improved(record),
+        )
     )
 
 

@@ -1,13 +1,8 @@
-"""Plots of a run as SVG text. Matplotlib draws; nothing is fetched by the finished page."""
+"""Plots of a run."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from tailrace_cli.demo.record import (
     STAGES,
@@ -16,32 +11,7 @@ from tailrace_cli.demo.record import (
     Step,
     staleness_histogram,
 )
-
-WIDTH_IN, HEIGHT_IN = 6.2, 3.0
-COLOURS = ("#2b6cb0", "#dd6b20", "#2f855a", "#805ad5", "#c53030", "#718096")
-ABOVE: dict[str, Any] = {
-    "frameon": False,
-    "fontsize": 8,
-    "loc": "lower left",
-    "bbox_to_anchor": (0, 1),
-    "ncols": 4,
-}
-"""A legend above the axes, where no bar can hide it."""
-
-
-def _figure() -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH_IN, HEIGHT_IN), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
-def _svg(figure: Figure) -> str:
-    buffer = io.StringIO()
-    # No date: the same run gives the same bytes.
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
-    return text[text.index("<svg") :]
+from tailrace_cli.report.svg import ABOVE, COLOURS, as_svg, figure
 
 
 def _series(steps: Sequence[Step], name: str) -> tuple[list[int], list[float]]:
@@ -51,7 +21,7 @@ def _series(steps: Sequence[Step], name: str) -> tuple[list[int], list[float]]:
 
 def pass_by_stage(record: RunRecord) -> str:
     """pass@1 of base, SFT and RL with 95 % intervals."""
-    figure, axes = _figure()
+    plot, axes = figure()
     names = [name for name in STAGES if name in record.evaluations]
     scores = [record.evaluations[name] for name in names]
     axes.bar(names, [s.pass1 for s in scores], color=COLOURS[: len(names)], width=0.55)
@@ -69,12 +39,12 @@ def pass_by_stage(record: RunRecord) -> str:
         axes.annotate(f"{s.pass1:.3f}", (name, s.ci95[1]), ha="center", va="bottom", fontsize=9)
     axes.set_ylim(0, max(0.1, *(s.ci95[1] * 1.15 for s in scores)) if scores else 1)
     axes.set_ylabel("pass@1, held-out tasks")
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def pass_by_kind(record: RunRecord) -> str:
     """Pass rate by kind of bug, SFT against RL."""
-    figure, axes = _figure()
+    plot, axes = figure()
     shown = [name for name in ("sft", "rl") if name in record.evaluations]
     kinds = sorted({k.name for name in shown for k in record.evaluations[name].by_kind})
     for i, name in enumerate(shown):
@@ -87,12 +57,12 @@ def pass_by_kind(record: RunRecord) -> str:
     axes.set_xlabel("share of attempts solved")
     if shown:
         axes.legend(frameon=False)
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def reward(record: RunRecord) -> str:
     """Mean reward of the trained groups by optimizer step."""
-    figure, axes = _figure()
+    plot, axes = figure()
     x, y = _series(record.rl_steps, "reward.mean")
     axes.plot(x, y, color=COLOURS[0], alpha=0.35)
     if len(y) >= 5:
@@ -104,24 +74,24 @@ def reward(record: RunRecord) -> str:
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("mean reward")
     axes.set_ylim(bottom=0)
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def staleness(record: RunRecord) -> str:
     """Histogram of staleness over trained attempts."""
-    figure, axes = _figure()
+    plot, axes = figure()
     histogram = staleness_histogram(record)
     axes.bar([str(k) for k in histogram], list(histogram.values()), color=COLOURS[3])
     axes.set_xlabel(
         f"optimizer steps between sampling and training (bound {record.staleness_bound})"
     )
     axes.set_ylabel("attempts")
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def staleness_by_step(record: RunRecord) -> str:
     """Mean and maximum staleness by optimizer step."""
-    figure, axes = _figure()
+    plot, axes = figure()
     for i, name in enumerate(("staleness.mean", "staleness.max")):
         x, y = _series(record.rl_steps, name)
         axes.plot(x, y, label=name.removeprefix("staleness."), color=COLOURS[3 - i])
@@ -129,35 +99,35 @@ def staleness_by_step(record: RunRecord) -> str:
     axes.set_ylabel("staleness, optimizer steps")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False)
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def lengths(record: RunRecord) -> str:
     """Tokens a trajectory: median, 90th percentile and maximum by step."""
-    figure, axes = _figure()
+    plot, axes = figure()
     for i, name in enumerate(("tokens.p50", "tokens.p90", "tokens.max")):
         x, y = _series(record.rl_steps, name)
         axes.plot(x, y, label=name.removeprefix("tokens."), color=COLOURS[i])
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("tokens a trajectory")
     axes.legend(frameon=False)
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def tail(record: RunRecord) -> str:
     """Share of the slowest trajectory's time that went by after 90 % had finished."""
-    figure, axes = _figure()
+    plot, axes = figure()
     x, y = _series(record.rl_steps, "duration.tail_ratio")
     axes.plot(x, y, color=COLOURS[4])
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("share of the slowest one's time\nafter 90 % had finished")
     axes.set_ylim(0, 1)
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def time_split(record: RunRecord) -> str:
     """Where each step's time went."""
-    figure, axes = _figure()
+    plot, axes = figure()
     steps = [s.step for s in record.rl_steps]
     series = [
         [s.values.get(f"time.{name}_s", 0.0) for s in record.rl_steps] for name in TIME_SHARES
@@ -167,12 +137,12 @@ def time_split(record: RunRecord) -> str:
         axes.legend(**ABOVE)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("seconds")
-    return _svg(figure)
+    return as_svg(plot)
 
 
 def outcomes_by_step(record: RunRecord) -> str:
     """Attempts of each step by outcome and, for limits and faults, by cause."""
-    figure, axes = _figure()
+    plot, axes = figure()
     names = sorted({n for s in record.rl_steps for n in s.counts if n.startswith("outcome.")})
     bottom = [0] * len(record.rl_steps)
     steps = [s.step for s in record.rl_steps]
@@ -191,4 +161,4 @@ def outcomes_by_step(record: RunRecord) -> str:
         axes.legend(**ABOVE)
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("attempts")
-    return _svg(figure)
+    return as_svg(plot)
