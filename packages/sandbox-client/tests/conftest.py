@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
-from sandbox_client.testing.backends import BACKENDS, ORDINARY_USERS, BackendUnderTest
+from sandbox_client.testing.backends import BACKENDS, ORDINARY_USERS, PODMAN, BackendUnderTest
 from sandbox_client.testing.dockerd import Dockerd
 from sandbox_client.testing.service import RunningService
 
@@ -16,13 +16,16 @@ from sandbox_client.testing.service import RunningService
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs the contract's tests over every back-end, others over their folder's, or `local`.
 
-    In the long form the escapes, and the contract, also run for services of ordinary users. A
-    module with other back-ends names them: `BACKENDS`.
+    In the long form the escapes, and the contract, also run for services of ordinary users, and the
+    contract over podman. A module with other back-ends names them: `BACKENDS`.
     """
     if "backend" in metafunc.fixturenames:
         folder = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-        usual = BACKENDS if folder == "contract" else [folder if folder in BACKENDS else "local"]
-        chosen = [BACKENDS[name] for name in getattr(metafunc.module, "BACKENDS", usual)]
+        known = {**BACKENDS, PODMAN.kind: PODMAN}
+        usual = BACKENDS if folder == "contract" else [folder if folder in known else "local"]
+        chosen = [known[name] for name in getattr(metafunc.module, "BACKENDS", usual)]
+        if folder == "contract" and BACKENDS["docker"] in chosen:
+            chosen.append(replace(PODMAN, marks=("slow",)))
         if folder in ("contract", "escapes") and BACKENDS["local"] in chosen:
             kinds = ORDINARY_USERS if folder == "escapes" else ORDINARY_USERS[:1]
             chosen += [replace(user, marks=("slow",)) for user in kinds]
@@ -44,7 +47,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[BackendUnderTest]:
         yield ready
 
 
-@pytest.fixture(params=ORDINARY_USERS, ids=[b.user_kind for b in ORDINARY_USERS])
+@pytest.fixture(params=ORDINARY_USERS, ids=[b.kind for b in ORDINARY_USERS])
 def ordinary(request: pytest.FixtureRequest) -> BackendUnderTest:
     """Back-end `local` of a user who is not root, of each kind."""
     chosen: BackendUnderTest = request.param

@@ -11,7 +11,7 @@ from sandbox_client.config import DockerConfig, SandboxServiceConfig
 from sandbox_client.core.images import DiskUse
 from sandbox_client.findings import Finding, Level
 
-INFO = EngineInfo(Path("/var/lib/docker"), (), "v1.41", "cgroupfs", 1)
+INFO = EngineInfo("Docker 20.10", Path("/var/lib/docker"), (), "v1.41", "cgroupfs", 1)
 
 
 @pytest.fixture

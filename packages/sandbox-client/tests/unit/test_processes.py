@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from sandbox_client.backends.docker.processes import exit_status, is_ending
+from sandbox_client.backends.docker.processes import ends_are_told, exit_status, is_ending
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
 
@@ -46,6 +46,10 @@ def test_of_a_living_process_no_status_is_told() -> None:
     with contextlib.suppress(NotImplementedError):
         assert exit_status(pid_fd) is None
     os.close(pid_fd)
+
+
+def test_what_the_kernel_tells_is_found_out_by_asking_it() -> None:
+    assert ends_are_told() == (KERNEL >= (6, 15))
 
 
 def test_who_lives_is_not_ending_and_who_has_ended_is() -> None:

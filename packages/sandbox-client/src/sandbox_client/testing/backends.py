@@ -13,18 +13,20 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from sandbox_client.backends.local.host import isolation_problems
 from sandbox_client.backends.local.users import with_jail_alone
-from sandbox_client.testing.dockerd import dockerd_missing, running_dockerd
+from sandbox_client.testing.dockerd import Dockerd, dockerd_missing, running_dockerd
 from sandbox_client.testing.e2b_endpoint import API_KEY, serving_endpoint, tagged_sandboxes
 from sandbox_client.testing.host_image import write_host_image
 from sandbox_client.testing.leftovers import processes_of, service_cgroups
 from sandbox_client.testing.ordinary_user import OrdinaryUser
+from sandbox_client.testing.podman import podman_missing, running_podman
 from sandbox_client.testing.service import RunningService
 
-__all__ = ["BACKENDS", "ORDINARY_USERS", "BackendUnderTest"]
+__all__ = ["BACKENDS", "ORDINARY_USERS", "PODMAN", "BackendUnderTest"]
 
 
 @contextlib.contextmanager
@@ -57,12 +59,13 @@ class BackendUnderTest:
     """Factor on times in which a test expects sandboxes to be made, beside `local`."""
     user: OrdinaryUser | None = None
     """Who runs its services, if not root."""
-    user_kind: str = ""
+    kind: str = ""
+    """What sets it apart from others of the same name."""
 
     @property
     def label(self) -> str:
         """How its tests name it."""
-        return f"{self.name}, {self.user_kind}" if self.user_kind else self.name
+        return f"{self.name}, {self.kind}" if self.kind else self.name
 
     @property
     def commands_uid(self) -> int:
@@ -95,13 +98,15 @@ _BASE_IMAGE = "tailrace-test-base:latest"
 
 
 @contextlib.contextmanager
-def _dockerd() -> Iterator[tuple[str, ...]]:
-    with running_dockerd() as dockerd, tempfile.TemporaryFile() as root:
+def _with_daemon(
+    running: Callable[[], AbstractContextManager[Dockerd]],
+) -> Iterator[tuple[str, ...]]:
+    with running() as daemon, tempfile.TemporaryFile() as root:
         write_host_image(root)
         root.seek(0)
-        dockerd.import_image(root, _BASE_IMAGE)
+        daemon.import_image(root, _BASE_IMAGE)
         yield (
-            f"docker.socket={dockerd.socket}",
+            f"docker.socket={daemon.socket}",
             f"docker.base_image={_BASE_IMAGE}",
             "docker.disk_watermark=1",  # however full this host is
         )
@@ -159,7 +164,7 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
             name="docker",
             missing=dockerd_missing,
             leftovers=_docker_mounts,
-            needs=_dockerd,
+            needs=partial(_with_daemon, running_dockerd),
             marks=("docker",),
             many=4,
             patience=10.0,
@@ -177,6 +182,14 @@ BACKENDS: Mapping[str, BackendUnderTest] = {
     )
 }
 """By name. Tests under tests/contract/ run over all of them, all others over `local` alone."""
+
+PODMAN = replace(
+    BACKENDS["docker"],
+    kind="podman",
+    missing=podman_missing,
+    needs=partial(_with_daemon, running_podman),
+)
+"""Back-end `docker` with podman at its socket."""
 
 
 _TRY = "from sandbox_client.backends.local.jail import own_users; own_users.try_isolation()"
@@ -212,11 +225,11 @@ def _first_processes(state_dir: Path) -> list[str]:
 
 _NOT_ROOT = replace(BACKENDS["local"], leftovers=_first_processes)
 ORDINARY_USERS = (
-    replace(_NOT_ROOT, user=_USER, user_kind="ordinary user", missing=_user_missing),
+    replace(_NOT_ROOT, user=_USER, kind="ordinary user", missing=_user_missing),
     replace(
         _NOT_ROOT,
         user=_USER_WITH_IDS,
-        user_kind="ordinary user with subordinate ids",
+        kind="ordinary user with subordinate ids",
         missing=_user_with_ids_missing,
     ),
 )

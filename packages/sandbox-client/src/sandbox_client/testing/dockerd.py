@@ -19,16 +19,17 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any
 from urllib.parse import quote
 
 from sandbox_client.backends.local.host import isolation_problems
 from sandbox_client.backends.local.jail import kernel
 
-__all__ = ["Dockerd", "dockerd_missing", "running_dockerd"]
+__all__ = ["Dockerd", "dockerd_missing", "running_daemon", "running_dockerd"]
 
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
@@ -61,9 +62,9 @@ class Dockerd:
 
     @classmethod
     def at(cls, socket: Path) -> "Dockerd":
-        """The daemon of `running_dockerd` that listens there."""
-        folder = socket.parent
-        return cls(folder, socket, int((folder / "pid").read_text()), folder.name)
+        """The daemon of `running_daemon` that listens there."""
+        pid, cgroup_parent = (socket.parent / "running").read_text().split()
+        return cls(socket.parent, socket, int(pid), cgroup_parent)
 
     def call(self, method: str, path: str, body: bytes | IO[bytes] | None = None) -> Any:
         """Makes one call of the Engine API.
@@ -129,24 +130,46 @@ def running_dockerd() -> Iterator[Dockerd]:
         "containerd-plugins-namespace": f"{name}-plugins",
     }
     (folder / "daemon.json").write_text(json.dumps(config))
+    command = ["dockerd", "--config-file", str(folder / "daemon.json")]
+    with running_daemon(command, folder / "docker.sock", cgroup_parent=name) as dockerd:
+        yield dockerd
+
+
+@contextlib.contextmanager
+def running_daemon(
+    command: Sequence[str],
+    socket: Path,
+    *,
+    cgroup_parent: str,
+    environ: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Dockerd]:
+    """Starts a daemon that keeps everything in its socket's folder; ends it and removes that.
+
+    Raises:
+        RuntimeError: it did not start; the message holds its log.
+    """
+    folder = socket.parent
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            ["dockerd", "--config-file", str(folder / "daemon.json")],
+            command,
+            cwd=folder,  # podman's conmon leaves a file there when memory runs out
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env={**os.environ, **environ},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-    dockerd = Dockerd(folder, folder / "docker.sock", process.pid, name)
+    (folder / "running").write_text(f"{process.pid} {cgroup_parent}")
+    daemon = Dockerd.at(socket)
     try:
-        _wait_until_up(dockerd, process)
-        yield dockerd
-        for container in dockerd.containers():
-            dockerd.call("DELETE", f"/containers/{container}?force=1")
+        _wait_until_up(daemon, process)
+        yield daemon
+        for container in daemon.containers():
+            daemon.call("DELETE", f"/containers/{container}?force=1")
     finally:
         _end(process)
-        _clean_up(folder, name)
+        _clean_up(folder, cgroup_parent)
 
 
 def _end_with_parent() -> None:
@@ -163,7 +186,7 @@ def _wait_until_up(dockerd: Dockerd, process: subprocess.Popen[bytes]) -> None:
             if connection.getresponse().status == 200:
                 return
         if process.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"dockerd did not start:\n{(dockerd.folder / 'log').read_text()}")
+            raise RuntimeError(f"the daemon did not start:\n{(dockerd.folder / 'log').read_text()}")
         time.sleep(0.05)
 
 

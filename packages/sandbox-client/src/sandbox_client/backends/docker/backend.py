@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,7 @@ from sandbox_client.backends.docker.mounts import (
     remove_mounts,
 )
 from sandbox_client.backends.docker.prefetch import Prefetcher
+from sandbox_client.backends.docker.processes import most_processes
 from sandbox_client.backends.docker.running import PIPES_FOLDER, ContainerSettings
 from sandbox_client.backends.docker.sandbox import DockerSandbox, SandboxSettings
 from sandbox_client.backends.ends import to_its_end
@@ -94,7 +96,7 @@ class DockerBackend:
         )
         self._prefetcher = Prefetcher(self._images.pull, self._images.is_present)
         self._starts = Limiter("docker.concurrent_starts", config.docker.concurrent_starts)
-        self._info = EngineInfo(Path(), ())
+        self._info = EngineInfo("", Path(), ())
         self._lock: IO[bytes] | None = None
         self._sandboxes: dict[str, DockerSandbox] = {}
 
@@ -119,7 +121,8 @@ class DockerBackend:
         await self._remove_leftovers()
         self._images.open(self._info.root_dir)
         if self._docker.network:
-            await self._engine.ensure_network(self._docker.network, SERVICE_LABEL)
+            open_to = await self._engine.ensure_network(self._docker.network, SERVICE_LABEL)
+            self._info = replace(self._info, missing=self._info.missing + open_to)
         await asyncio.to_thread(self._store.open)
         await asyncio.to_thread(self._snapshots.open)
         await self._prefetcher.ask(self._docker.prefetch)
@@ -346,6 +349,7 @@ class DockerBackend:
         files = self._config.sandbox.open_files
         binds = {**mounts.binds, spec.environment.workdir: mounts.work}
         bounded = limits.cpus < (os.cpu_count() or 1)
+        processes = most_processes()
         return {
             "Image": image.image_id,
             "Entrypoint": ["/bin/sh", "-c", _KEEPER],
@@ -367,6 +371,7 @@ class DockerBackend:
                 "Ulimits": [
                     {"Name": "nofile", "Soft": files, "Hard": files},
                     {"Name": "core", "Soft": 0, "Hard": 0},
+                    {"Name": "nproc", "Soft": processes, "Hard": processes},
                 ],
                 "IpcMode": "private",
                 "LogConfig": {"Type": "none"},

@@ -89,10 +89,10 @@ async def _examine(config: DockerConfig) -> list[Finding]:
     try:
         info = await engine.open()
     except StartupError as error:
-        fix = "start dockerd, or set docker.socket to its socket"
-        return [Finding(name, Level.PROBLEM, str(error).partition(";")[0], fix)]
+        found, _, fix = str(error).rpartition("; ")
+        return [Finding(name, Level.PROBLEM, found, fix)]
     findings = [
-        Finding(name, Level.OK, f"answers at {config.socket}"),
+        Finding(name, Level.OK, f"{info.name} answers at {config.socket}"),
         judge_api(info.api_version),
         judge_cgroups(info),
         *judge_missing(info.missing),

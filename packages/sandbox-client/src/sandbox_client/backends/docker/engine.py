@@ -14,16 +14,21 @@ import aiohttp
 from service_kit.errors import StartupError
 from yarl import URL
 
+from sandbox_client.backends.docker.daemon import daemon_name, missing_protections, unusable
+from sandbox_client.backends.docker.processes import ends_are_told
 from sandbox_client.config import DockerConfig
 from sandbox_client.errors import QuotaExhausted, SandboxUnavailable, WrongRequest
 
 __all__ = ["Engine", "EngineInfo", "ExecState", "ImageInfo", "NotThereError"]
 
 _CHUNK_BYTES = 1 << 18
+_REACH_EACH_OTHER = "com.docker.network.bridge.enable_icc"
 _BAD_REQUEST, _NOT_FOUND, _CONFLICT, _TOO_MANY = 400, 404, 409, 429
 # What registries answer when a host has pulled too often; dockerd passes on the text alone.
 _RATE_LIMITED = ("toomanyrequests", "rate limit")
 _NO_SUCH_IMAGE = ("not found", "manifest unknown", "does not exist", "invalid reference format")
+# Podman tells by these words alone that a request is bad.
+_BAD_REQUEST_IN_WORDS = ("invalid reference format", "invoke a command that was not found")
 
 
 class NotThereError(Exception):
@@ -34,6 +39,8 @@ class NotThereError(Exception):
 class EngineInfo:
     """The daemon as a whole."""
 
+    name: str
+    """What it is, with its version: `Docker 20.10.24`, `Podman 4.3.1`."""
     root_dir: Path
     """Where its images are."""
     missing: tuple[str, ...]
@@ -76,7 +83,7 @@ class Engine:
         return self._docker
 
     async def open(self) -> EngineInfo:
-        """Connects; raises `StartupError` if there is no daemon."""
+        """Connects; raises `StartupError` if there is no daemon that sandboxes can use."""
         timeout = aiohttp.ClientTimeout(total=self._config.call_timeout_s)
         socket = self._config.socket
         self._docker = aiodocker.Docker(
@@ -87,24 +94,22 @@ class Engine:
         )
         try:
             info = await self._docker.system.info()
+            version = await self._docker.version()
         except (aiodocker.DockerError, aiohttp.ClientError, TimeoutError, OSError) as error:
             await self.close()
             raise StartupError(
                 f"no container daemon answers at docker.socket {socket}: {error}; start dockerd, "
                 "or set docker.socket to its socket"
             ) from error
-        options = " ".join(info.get("SecurityOptions") or ())
-        for option in ("userns", "rootless"):
-            if f"name={option}" in options:
-                await self.close()
-                raise StartupError(
-                    f"the daemon at docker.socket {socket} runs with {option}: its containers' "
-                    "users are not this host's, so that work folders cannot be shared; use one "
-                    "that runs as root without user namespaces"
-                )
+        name = daemon_name(version)
+        problem = unusable(name, info, ends_are_told=ends_are_told())
+        if problem:
+            await self.close()
+            raise StartupError(f"docker.socket {socket}: {problem}")
         return EngineInfo(
+            name,
             Path(info["DockerRootDir"]),
-            tuple(_missing_protections(info)),
+            tuple(missing_protections(name, info)),
             self._docker.api_version,
             info.get("CgroupDriver", "none"),
             int(info.get("CgroupVersion", 1)),
@@ -262,21 +267,27 @@ class Engine:
 
     # -- networks
 
-    async def ensure_network(self, name: str, label: str) -> None:
-        """Makes a network unless it is there. Containers on it do not reach each other."""
+    async def ensure_network(self, name: str, label: str) -> tuple[str, ...]:
+        """Makes a network unless it is there; returns which protections it lacks, in words."""
         with _translated(f"make network {name}"):
-            found = await self._open.networks.list(filters={"name": [name]})
-            if any(network["Name"] == name for network in found):
-                return
-            await self._open.networks.create(
-                {
-                    "Name": name,
-                    "CheckDuplicate": True,
-                    "Driver": "bridge",
-                    "Labels": {label: ""},
-                    "Options": {"com.docker.network.bridge.enable_icc": "false"},
-                }
-            )
+            if await self._network(name) is None:
+                await self._open.networks.create(
+                    {
+                        "Name": name,
+                        "CheckDuplicate": True,
+                        "Driver": "bridge",
+                        "Labels": {label: ""},
+                        "Options": {_REACH_EACH_OTHER: "false"},
+                    }
+                )
+            # Not every daemon knows the option, and somebody else may have made the network.
+            made = await self._network(name) or {}
+        apart = (made.get("Options") or {}).get(_REACH_EACH_OTHER) == "false"
+        return () if apart else (f"sandboxes on network {name} reach each other",)
+
+    async def _network(self, name: str) -> Mapping[str, Any] | None:
+        found = await self._open.networks.list(filters={"name": [name]})
+        return next((network for network in found if network["Name"] == name), None)
 
 
 @contextlib.contextmanager
@@ -290,7 +301,8 @@ def _translated(what: str, *, refused: str = "") -> Iterator[None]:
     except aiodocker.DockerError as error:
         if error.status == _NOT_FOUND:
             raise NotThereError(error.message) from error
-        if error.status == _BAD_REQUEST and refused:
+        in_words = any(words in error.message for words in _BAD_REQUEST_IN_WORDS)
+        if refused and (error.status == _BAD_REQUEST or in_words):
             raise WrongRequest(f"{refused}: {error.message}") from error
         raise SandboxUnavailable(
             f"the container daemon could not {what}: {error.message}",
@@ -304,15 +316,3 @@ def _unreachable(error: Exception) -> SandboxUnavailable:
     return SandboxUnavailable(
         f"the container daemon does not answer: {error or 'no reply in time'}"
     )
-
-
-def _missing_protections(info: Mapping[str, Any]) -> Iterator[str]:
-    for key, what in (
-        ("MemoryLimit", "memory"),
-        ("PidsLimit", "pids"),
-        ("CpuCfsQuota", "cpu"),
-    ):
-        if not info.get(key, True):
-            yield f"no cgroup limit for {what}: the daemon cannot set one"
-    if "seccomp" not in " ".join(info.get("SecurityOptions") or ()):
-        yield "no seccomp filter: the daemon has none"

@@ -1,11 +1,14 @@
-"""The ends of processes that are not this one's children."""
+"""The ends and the number of processes that are not this one's children."""
 
 import errno
 import fcntl
+import os
+import resource
 import struct
+import subprocess
 from pathlib import Path
 
-__all__ = ["exit_status", "is_ending"]
+__all__ = ["ends_are_told", "exit_status", "is_ending", "most_processes"]
 
 # struct pidfd_info of <linux/pidfd.h>: what is known, a cgroup's number, eleven ids, the status.
 _INFO = struct.Struct("<QQ11Ii")
@@ -34,6 +37,18 @@ def exit_status(pid_fd: int) -> int | None:
     return int(status) if known & _EXIT_IS_KNOWN else None
 
 
+def ends_are_told() -> bool:
+    """Whether this kernel tells by `exit_status` how processes ended that are collected."""
+    with subprocess.Popen(["true"]) as process:
+        pid_fd = os.pidfd_open(process.pid)
+    try:
+        return exit_status(pid_fd) == 0
+    except NotImplementedError:
+        return False
+    finally:
+        os.close(pid_fd)
+
+
 def is_ending(pid: int) -> bool:
     """Whether a process is on its way out or gone.
 
@@ -44,3 +59,13 @@ def is_ending(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return True
     return bool(int(stat.rpartition(")")[2].split()[_FLAGS_FIELD]) & _PF_EXITING)
+
+
+def most_processes() -> int:
+    """As many as one user may have: the kernel's pids, or what this service itself may have.
+
+    Unless it is told, podman sets a limit of its own, which root cannot without CAP_SYS_RESOURCE.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    pids = int(Path("/proc/sys/kernel/pid_max").read_text())
+    return pids if hard == resource.RLIM_INFINITY else min(hard, pids)
