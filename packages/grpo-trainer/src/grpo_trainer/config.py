@@ -10,6 +10,7 @@ from service_kit.channel import ChannelConfig
 from service_kit.config import Config
 from service_kit.server import ServerConfig
 from service_kit.telemetry import TelemetryConfig
+from weight_sync.publisher import PublishConfig
 
 from grpo_trainer.core.objective import (
     AdvantageKind,
@@ -326,6 +327,8 @@ class TrainerConfig(Config):
     """Traces and metrics."""
     weights: ChannelConfig = ChannelConfig(target="127.0.0.1:7103")
     """WeightService, where versions are announced."""
+    publish: PublishConfig = PublishConfig()
+    """How versions are written: whole, or as deltas between anchors."""
     evaluator: ChannelConfig = ChannelConfig(target="127.0.0.1:7102")
     """EvalService, which lists tasks."""
     engines: tuple[EngineTarget, ...] = (

@@ -61,6 +61,7 @@ class GrpcPeers:
             self._channel(self._config.weights),
             run=self._config.run,
             known_number=known_number,
+            config=self._config.publish,
             acquire_timeout_s=self._config.call_timeout_s,
             publish_timeout_s=self._config.publish_timeout_s,
         )

@@ -13,7 +13,7 @@ from service_kit.errors import ServiceError
 from weight_sync.client import WeightClient
 from weight_sync.core.manifest import PolicyVersion
 from weight_sync.errors import Fenced, StoreFull, WeightSyncError
-from weight_sync.publisher import Publisher, TensorLike
+from weight_sync.publisher import PublishConfig, Publisher, TensorLike
 
 from grpo_trainer.errors import FencedOff
 
@@ -77,6 +77,7 @@ class WeightSyncPublisher:
         known_number: int,
         acquire_timeout_s: float,
         publish_timeout_s: float,
+        config: PublishConfig | None = None,
     ) -> WeightSyncPublisher:
         """Take over publishing for a run.
 
@@ -86,12 +87,17 @@ class WeightSyncPublisher:
             known_number: Highest version number in the run's checkpoints; 0: none.
             acquire_timeout_s: For this.
             publish_timeout_s: For each version later, retries included.
+            config: How versions are written; None: whole.
 
         Raises:
             ServiceError: The service refused, or could not be reached in time.
         """
         publisher = await Publisher.acquire(
-            channel, run=run, known_number=known_number, timeout_s=acquire_timeout_s
+            channel,
+            run=run,
+            config=config,
+            known_number=known_number,
+            timeout_s=acquire_timeout_s,
         )
         return cls(publisher, WeightClient(channel), timeout_s=publish_timeout_s)
 

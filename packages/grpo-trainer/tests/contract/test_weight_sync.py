@@ -17,6 +17,7 @@ from tailrace.weight_sync.v1 import weight_service_pb2
 from weight_sync.app import assemble
 from weight_sync.client import WeightClient
 from weight_sync.config import WeightSyncConfig
+from weight_sync.publisher import PublishConfig
 
 WEIGHTS = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
 
@@ -43,7 +44,11 @@ def channel(address: str) -> Channel:
 
 
 async def acquire(
-    to: Channel, *, known_number: int = 0, patience_s: float = 20.0
+    to: Channel,
+    *,
+    known_number: int = 0,
+    patience_s: float = 20.0,
+    config: PublishConfig | None = None,
 ) -> WeightSyncPublisher:
     return await WeightSyncPublisher.acquire(
         to,
@@ -51,6 +56,7 @@ async def acquire(
         known_number=known_number,
         acquire_timeout_s=10,
         publish_timeout_s=patience_s,
+        config=config,
     )
 
 
@@ -62,6 +68,15 @@ async def test_numbers_go_on_above_what_a_checkpoint_knows(tmp_path: Path) -> No
         assert second.incarnation == first.incarnation + 1
         version = await second.publish(WEIGHTS, step=2, parent=2)
         assert (version.number, version.step, version.parent) == (8, 2, 2)
+
+
+async def test_versions_go_out_as_the_config_says(tmp_path: Path) -> None:
+    async with weight_service(tmp_path) as address, channel(address) as to:
+        publisher = await acquire(to, config=PublishConfig(codec="ulp-gap", anchor_every=2))
+        for step in range(3):
+            await publisher.publish(WEIGHTS, step=step, parent=step)
+        known = await WeightClient(to).list_versions("run", timeout_s=5)
+        assert [v.base for v in known.versions] == [0, 1, 0]
 
 
 async def test_an_older_trainer_is_fenced_off(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ A trainer publishes, a receiver on each host brings its engines up to date:
 from weight_sync.client import Awaited, WeightClient
 from weight_sync.core.manifest import Manifest, PayloadFile, PolicyVersion, TensorEntry
 from weight_sync.errors import WeightSyncError
-from weight_sync.publisher import Published, Publisher, RawTensor
+from weight_sync.publisher import PublishConfig, Published, Publisher, RawTensor
 from weight_sync.stores import FolderStore
 from weight_sync.types import (
     AnnouncedVersion,
@@ -36,6 +36,7 @@ __all__ = [
     "Nodes",
     "PayloadFile",
     "PolicyVersion",
+    "PublishConfig",
     "Published",
     "Publisher",
     "RawTensor",

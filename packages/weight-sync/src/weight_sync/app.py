@@ -63,7 +63,7 @@ async def assemble(config: WeightSyncConfig, stack: AsyncExitStack) -> App:
         return App(server, None)
     channel = _channel(config, server)
     stack.push_async_callback(channel.close)
-    shadows = ShadowFolder(config.shadow_folder)
+    shadows = ShadowFolder(config.shadow_folder, threads=config.receiver.threads)
     stack.callback(shadows.close)
     return App(server, Receiver(config.receiver, WeightClient(channel), shadows))
 

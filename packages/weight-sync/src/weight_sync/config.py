@@ -12,6 +12,25 @@ from service_kit.config import Config
 from service_kit.server import ServerConfig
 from service_kit.telemetry import TelemetryConfig
 
+from weight_sync.codecs import DENSE_ABOVE
+
+
+class PublishConfig(Config):
+    """How a publisher writes versions. It is the trainer's to set, not the service's."""
+
+    codec: Literal["dense", "ulp-gap", "xor", "overwrite"] = "dense"
+    """`dense` sends every version whole. The others send what changed since the last one, and keep
+    a copy of that in memory; `ulp-gap` is the smallest of them."""
+
+    anchor_every: int = pydantic.Field(default=20, ge=1, le=500)
+    """One of so many versions goes out whole: a late joiner fetches that and the deltas since."""
+
+    dense_above: float = pydantic.Field(default=DENSE_ABOVE, gt=0, le=1)
+    """Share of changed elements above which a tensor goes out whole, and a version too."""
+
+    threads: int = pydantic.Field(default=4, ge=1)
+    """Threads that hash and encode tensors."""
+
 
 class StoreConfig(Config):
     """Where versions are kept. Publishers are told; receivers see it in each announcement."""
@@ -86,6 +105,9 @@ class ReceiverConfig(Config):
 
     verify: Literal["checksums", "label"] = "checksums"
     """What proves an activation: checksums of the engine's own weights, or only its label."""
+
+    threads: int = pydantic.Field(default=4, ge=1)
+    """Threads that decode and verify tensors."""
 
     poll_interval_s: float = pydantic.Field(default=1.0, gt=0)
     """Time between looks at the registry and at each engine's label."""

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
@@ -23,7 +24,8 @@ from service_kit.errors import Reason, ServiceError
 from service_kit.telemetry import current_traceparent
 
 from weight_sync.client import WeightClient
-from weight_sync.codecs import Dense, Tensor
+from weight_sync.codecs import Dense, Tensor, delta_codec
+from weight_sync.config import PublishConfig
 from weight_sync.core.manifest import (
     DTYPE_BYTES,
     Manifest,
@@ -33,11 +35,12 @@ from weight_sync.core.manifest import (
 )
 from weight_sync.core.plan import Link, prunable
 from weight_sync.errors import Fenced
+from weight_sync.snapshot import Snapshot, take_snapshot
 from weight_sync.stores import Store, open_store
 from weight_sync.telemetry import Instruments, tracer
 from weight_sync.types import AnnouncedVersion, Needed
 
-__all__ = ["PolicyVersion", "Published", "Publisher", "RawTensor"]
+__all__ = ["PolicyVersion", "PublishConfig", "Published", "Publisher", "RawTensor"]
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +82,8 @@ class Published:
     """What publishing one version took."""
 
     version: PolicyVersion
+    base: int
+    """Number of the version it went out as a delta of; 0: it went out whole."""
     payload_bytes: int
     write_s: float
     announce_s: float
@@ -95,6 +100,7 @@ class Publisher:
         run: str,
         incarnation: int,
         last_number: int,
+        config: PublishConfig,
         keep_latest: int = 2,
         links: Mapping[int, Link] | None = None,
     ) -> None:
@@ -107,7 +113,8 @@ class Publisher:
         self._store = store
         self._next = last_number + 1
         self._keep_latest = keep_latest
-        self._codec = Dense()
+        self._config = config
+        self._snapshot: Snapshot | None = None
         self._links = dict(links or {})
         self._busy = asyncio.Lock()
         self._instruments = Instruments()
@@ -119,6 +126,7 @@ class Publisher:
         *,
         run: str,
         store: Store | None = None,
+        config: PublishConfig | None = None,
         holder: str = "",
         known_number: int = 0,
         keep_latest: int = 2,
@@ -130,6 +138,7 @@ class Publisher:
             channel: to the WeightService, from `service_kit.channel.open_channel`.
             run: its name; becomes a folder.
             store: where to write; None: the store that the service names.
+            config: how to write; None: every version whole.
             holder: free text for people; default host and pid.
             known_number: the highest number in the trainer's checkpoint; 0: none.
             keep_latest: newest versions to keep whatever receivers need, at least 1.
@@ -161,6 +170,7 @@ class Publisher:
             run=run,
             incarnation=grant.incarnation,
             last_number=max(grant.last_number, in_store),
+            config=config or PublishConfig(),
             keep_latest=keep_latest,
             links={v.version.number: Link(v.version.number, v.base) for v in announced.versions},
         )
@@ -206,35 +216,72 @@ class Publisher:
                 written_s = time.perf_counter()
                 needed = await self._announce(manifest, uri, deadline)
                 announced_s = time.perf_counter()
+                await self._remember(raw, manifest)
                 await asyncio.to_thread(self._prune, needed)
                 span.set_attribute("weight_sync.version", number)
         self._instruments.published_bytes.add(manifest.payload_bytes)
+        share = manifest.payload_bytes / max(1, manifest.model_bytes)
+        self._instruments.payload_share.record(share, {"codec": manifest.codec})
         self._instruments.publish_s.record(announced_s - began_s)
         self.last = Published(
-            manifest.version, manifest.payload_bytes, written_s - began_s, announced_s - written_s
+            manifest.version,
+            manifest.base,
+            manifest.payload_bytes,
+            write_s=written_s - began_s,
+            announce_s=announced_s - written_s,
         )
         return manifest.version
 
     def _write(
         self, tensors: list[Tensor], number: int, step: int, parent: int
     ) -> tuple[Manifest, str]:
+        config, snapshot = self._config, self._snapshot
+        base = snapshot.base_for(tensors, config) if snapshot else None
         publication = self._store.begin(self.run, number, self.incarnation)
         try:
-            payload = publication.write("model.safetensors", self._codec.encode(tensors, None))
+            with self._pool() as pool:
+                if base is None:
+                    codec_id, name = Dense.id, Dense.payload_name
+                    pieces = Dense().encode(tensors)
+                else:
+                    codec = delta_codec(config.codec, dense_above=config.dense_above)
+                    codec_id, name = codec.id, codec.payload_name
+                    pieces = codec.encode(tensors, base, pool)
+                with self._instruments.timed("encode"):
+                    payload = publication.write(name, pieces)
+                entries = list(pool.map(Tensor.entry, tensors))
             manifest = build_manifest(
                 run=self.run,
                 incarnation=self.incarnation,
                 number=number,
                 step=step,
                 parent=parent,
-                codec=self._codec.id,
-                tensors=[tensor.entry() for tensor in tensors],
+                base=snapshot.number if snapshot and base is not None else 0,
+                codec=codec_id,
+                tensors=entries,
                 payloads=[payload],
             )
             return manifest, publication.commit(manifest)
         except BaseException:
             publication.abandon()
             raise
+
+    async def _remember(self, tensors: list[Tensor], manifest: Manifest) -> None:
+        """Keep a copy of what was announced, for the next delta."""
+        if self._config.codec == Dense.id:
+            return
+        # Nobody has it while it changes: a publisher that is cancelled here goes on with an anchor.
+        older, self._snapshot = self._snapshot, None
+        number, is_anchor = manifest.version.number, manifest.is_anchor
+
+        def copy() -> Snapshot:
+            with self._pool() as pool, self._instruments.timed("remember"):
+                return take_snapshot(older, tensors, number=number, is_anchor=is_anchor, pool=pool)
+
+        self._snapshot = await asyncio.to_thread(copy)
+
+    def _pool(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(self._config.threads, "weight-sync")
 
     async def _announce(self, manifest: Manifest, uri: str, deadline: Deadline) -> Needed:
         """Announce until it is heard: a service that restarts must not cost a version."""

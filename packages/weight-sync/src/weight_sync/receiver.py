@@ -13,7 +13,7 @@ Only `update` touches engines, one at a time, so capacity never drops by more th
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,8 +262,9 @@ class Receiver:
         try:
             base = self._base_model(engines)
             async with asyncio.timeout(self._config.prepare_timeout_s):
-                shadow = await asyncio.to_thread(self._shadows.prepare, announced, base)
-        except (WeightSyncError, OSError) as error:  # TimeoutError is an OSError
+                history = await self._history(announced)
+                shadow = await asyncio.to_thread(self._shadows.prepare, announced, base, history)
+        except (WeightSyncError, ServiceError, OSError) as error:  # TimeoutError is an OSError
             reason = str(error) or f"not prepared within {self._config.prepare_timeout_s:g} s"
             logger.warning("version %d: %s", announced.version.number, reason)
             self._instruments.failures.add(1, {"step": "prepare"})
@@ -275,6 +276,13 @@ class Receiver:
         self._instruments.prepare_s.record(shadow.prepare_s)
         self._instruments.fetched_bytes.add(shadow.moved_bytes)
         return shadow
+
+    async def _history(self, announced: AnnouncedVersion) -> Sequence[AnnouncedVersion]:
+        """Return the versions that a delta may build on."""
+        if not announced.base:
+            return []
+        run, timeout_s = announced.version.run, self._config.call_timeout_s
+        return (await self._client.list_versions(run, timeout_s=timeout_s)).versions
 
     def _base_model(self, engines: Iterable[_Engine]) -> Path:
         bases = [self._config.base_model, *(engine.base_model for engine in engines)]

@@ -1,20 +1,24 @@
 """The verified copy of a version on a receiver's host, as a model folder that engines load."""
 
 import itertools
-import mmap
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weight_sync.codecs import Codec, codec_by_id
-from weight_sync.core.manifest import Manifest
-from weight_sync.errors import AnchorRequired, ChecksumMismatch, ManifestError
+from weight_sync.codecs import anchor_codec, delta_codec
+from weight_sync.core.manifest import Manifest, PayloadFile
+from weight_sync.core.plan import Link, chain
+from weight_sync.errors import ChecksumMismatch, ManifestError
 from weight_sync.locks import exclusive
+from weight_sync.model_files import copy_file, model_files, tensors_in
+from weight_sync.rebuild import Rebuild, verify
 from weight_sync.stores import open_store
-from weight_sync.transports import FileTransport, Transport
+from weight_sync.telemetry import Instruments
+from weight_sync.transports import Fetched, FileTransport, Transport
 from weight_sync.types import AnnouncedVersion
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
@@ -30,15 +34,17 @@ class Shadow:
     folder: Path
     """HF model folder: model.safetensors, and links to the base model's other files."""
     moved_bytes: int
-    """Bytes copied to make it; 0 when its files are links."""
+    """Payload bytes copied to make it; 0 when they were shared."""
     prepare_s: float
 
 
 class ShadowFolder:
     """Makes and deletes shadows under one folder, which no other receiver may use.
 
-    A shadow is built under a hidden name and renamed once every tensor matches its manifest. An
-    old one is verified again before it is used again: nothing is trusted across a restart.
+    A shadow is built under a hidden name and renamed once every tensor is what its manifest says.
+    An anchor's shadow is its payload. A delta's is a copy of one made before, or of the newest
+    anchor, changed by the deltas since; what it was copied from is never written to. Nothing is
+    trusted across a restart: an old shadow is verified again before it is used again.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class ShadowFolder:
         root: Path,
         *,
         transport: Transport | None = None,
+        threads: int = 4,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the folder, and delete what a killed receiver left half made.
@@ -58,8 +65,12 @@ class ShadowFolder:
             self.root / ".lock", "set receiver.shadow_folder to a folder of its own"
         )
         self._transport = transport or FileTransport()
+        self._threads = threads
         self._clock = clock
+        self._instruments = Instruments()
         self._tries = itertools.count()
+        self._whole: dict[Path, Manifest] = {}
+        """Shadows that this process has verified."""
         for rest in self.root.glob(f"{_HIDDEN}*"):
             shutil.rmtree(rest)
 
@@ -78,14 +89,24 @@ class ShadowFolder:
         manifest = open_store(_store_root(uri)).read_manifest(uri)
         if manifest.version != announced.version:
             raise ManifestError(f"{uri} holds {manifest.version}, expected {announced.version}")
+        if manifest.base != announced.base:
+            raise ManifestError(
+                f"{uri} is a delta of {manifest.base}, announced as a delta of {announced.base}"
+            )
         return manifest
 
-    def prepare(self, announced: AnnouncedVersion, base_model: Path) -> Shadow:
-        """Fetch and verify a version, and link the base model's files beside it.
+    def prepare(
+        self,
+        announced: AnnouncedVersion,
+        base_model: Path,
+        history: Iterable[AnnouncedVersion] = (),
+    ) -> Shadow:
+        """Make a verified shadow of a version, the base model's files linked beside it.
 
         Args:
             announced: what to prepare.
             base_model: HF model folder with config and tokenizer.
+            history: the run's announced versions; needed for a delta.
 
         Raises:
             WeightSyncError: it could not be fetched or is not what the manifest says.
@@ -93,16 +114,26 @@ class ShadowFolder:
         """
         began_s = self._clock()
         manifest = self.read_manifest(announced)
-        codec = codec_by_id(manifest.codec)
-        if not manifest.is_anchor or not codec.payload_is_model:
-            raise AnchorRequired(
-                f"version {announced.version.number} is a delta of {manifest.base}; this release "
-                "prepares anchors only. Publish with the dense codec"
-            )
         folder = self.root / f"{announced.version.number:010d}-{announced.version.root_hash[:16]}"
         moved_bytes = 0
-        if not self._still_good(folder, manifest, codec):
-            moved_bytes = self._build(folder, announced, manifest, codec, base_model)
+        with ThreadPoolExecutor(self._threads, "weight-sync") as pool:
+            if not self._still_good(folder, manifest, pool):
+                # Its own name for each try: one that ran out of time may still be writing.
+                hidden = self.root / f"{_HIDDEN}{folder.name}-{next(self._tries)}"
+                hidden.mkdir()
+                try:
+                    if manifest.is_anchor:
+                        moved_bytes = self._fetch_anchor(hidden, announced, manifest)
+                        with self._instruments.timed("verify"):
+                            verify(tensors_in(hidden), manifest, pool)
+                    else:
+                        moved_bytes = self._rebuild(hidden, announced, manifest, history, pool)
+                    _link_base(base_model, hidden)
+                    hidden.rename(folder)
+                except BaseException:
+                    shutil.rmtree(hidden, ignore_errors=True)
+                    raise
+        self._whole[folder] = manifest
         return Shadow(announced, manifest, folder, moved_bytes, prepare_s=self._clock() - began_s)
 
     def prune(self, keep: Iterable[Path]) -> None:
@@ -110,77 +141,107 @@ class ShadowFolder:
         kept = set(keep)
         for folder in self.root.iterdir():
             if folder.is_dir() and folder not in kept and not folder.name.startswith("."):
+                self._whole.pop(folder, None)
                 with suppress(FileNotFoundError):
                     shutil.rmtree(folder)
 
-    def _still_good(self, folder: Path, manifest: Manifest, codec: Codec) -> bool:
+    def _still_good(self, folder: Path, manifest: Manifest, pool: Executor) -> bool:
         if not folder.exists():
             return False
         try:
-            self._verify(sorted(folder.glob("*.safetensors")), manifest, codec)
+            verify(tensors_in(folder), manifest, pool)
         except ChecksumMismatch:
+            self._whole.pop(folder, None)
             shutil.rmtree(folder)
             return False
         return True
 
-    def _build(
+    def _rebuild(
         self,
-        folder: Path,
+        hidden: Path,
         announced: AnnouncedVersion,
         manifest: Manifest,
-        codec: Codec,
-        base_model: Path,
+        history: Iterable[AnnouncedVersion],
+        pool: Executor,
     ) -> int:
-        # Its own name for each try: one that ran out of time may still be writing.
-        hidden = self.root / f"{_HIDDEN}{folder.name}-{next(self._tries)}"
-        hidden.mkdir()
-        try:
-            moved_bytes = 0
-            models = []
-            for index, payload in enumerate(manifest.payloads):
-                many = len(manifest.payloads) > 1
-                name = f"model-{index + 1:05d}.safetensors" if many else "model.safetensors"
-                fetched = self._transport.fetch(announced.manifest_uri, payload, hidden / name)
-                moved_bytes += fetched.moved_bytes
-                models.append(fetched.path)
-            self._verify(models, manifest, codec)
-            _link_base(base_model, hidden)
-            hidden.rename(folder)
-        except BaseException:
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise
+        """Copy the nearest version at hand, apply the deltas since, verify what they changed.
+
+        Returns:
+            Payload bytes moved.
+        """
+        versions = {v.version.number: v for v in (*history, announced)}
+        held = self._held(versions)
+        links = {number: Link(number, v.base) for number, v in versions.items()}
+        steps = chain(links, announced.version.number, held=held)
+        nearest = held.get(links[steps[0]].base)
+        moved_bytes = 0
+        if nearest is None:
+            anchor = versions[steps.pop(0)]
+            start = self.read_manifest(anchor)
+            moved_bytes = self._fetch_anchor(hidden, anchor, start, own=True)
+        else:
+            start = self._whole[nearest]
+            for path in model_files(nearest):
+                copy_file(path, hidden / path.name)
+        if start.layout_hash != manifest.layout_hash:
+            raise ManifestError(
+                f"version {announced.version.number} is a delta of version "
+                f"{start.version.number}, which has other tensors. Publish an anchor"
+            )
+        rebuild = Rebuild(hidden, start, pool, proven=nearest is not None)
+        for number in steps:
+            delta = self.read_manifest(versions[number])
+            codec = delta_codec(delta.codec)
+            for payload in delta.payloads:
+                into = hidden / f".{number}-{payload.name}"
+                moved_bytes += self._fetch(versions[number], payload, into).moved_bytes
+                with self._instruments.timed("decode"):
+                    rebuild.apply(into, payload, codec)
+                into.unlink()
+        with self._instruments.timed("verify"):
+            rebuild.verify(manifest)
         return moved_bytes
 
-    @staticmethod
-    def _verify(models: Sequence[Path], manifest: Manifest, codec: Codec) -> None:
-        """Compare every tensor in the files with the manifest, and miss none."""
-        missing = {entry.name: entry for entry in manifest.tensors}
-        for path in models:
-            for tensor in codec.decode(_mapped(path), None):
-                entry = missing.pop(tensor.name, None)
-                if entry is None:
-                    raise ChecksumMismatch(
-                        f"{path}: tensor {tensor.name} is not in the manifest of version "
-                        f"{manifest.version.number}, or twice in its payload"
-                    )
-                tensor.verify(entry)
-        if missing:
-            raise ChecksumMismatch(
-                f"version {manifest.version.number}: expected {len(manifest.tensors)} tensors, "
-                f"{len(missing)} are missing, among them {min(missing)}"
-            )
+    def _held(self, versions: Mapping[int, AnnouncedVersion]) -> dict[int, Path]:
+        """Return the whole shadows of these versions, by number."""
+        return {
+            manifest.version.number: folder
+            for folder, manifest in self._whole.items()
+            if (known := versions.get(manifest.version.number)) is not None
+            and known.version == manifest.version
+            and folder.exists()
+        }
+
+    def _fetch_anchor(
+        self, into: Path, announced: AnnouncedVersion, manifest: Manifest, *, own: bool = False
+    ) -> int:
+        """Put an anchor's model files into a folder; with `own`, not as files that others share.
+
+        Returns:
+            Payload bytes moved.
+        """
+        anchor_codec(manifest.codec)
+        many = len(manifest.payloads) > 1
+        moved_bytes = 0
+        for index, payload in enumerate(manifest.payloads):
+            name = f"model-{index + 1:05d}.safetensors" if many else "model.safetensors"
+            fetched = self._fetch(announced, payload, into / name)
+            moved_bytes += fetched.moved_bytes
+            if own and not fetched.moved_bytes:
+                shared = into / f".{name}"
+                fetched.path.rename(shared)
+                copy_file(shared, into / name)
+                shared.unlink()
+        return moved_bytes
+
+    def _fetch(self, announced: AnnouncedVersion, payload: PayloadFile, into: Path) -> Fetched:
+        with self._instruments.timed("fetch"):
+            return self._transport.fetch(announced.manifest_uri, payload, into)
 
 
 def _store_root(manifest_uri: str) -> str:
     # ROOT/RUN/NUMBER/manifest
     return manifest_uri.rsplit("/", 3)[0]
-
-
-def _mapped(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        if path.stat().st_size == 0:
-            return memoryview(b"")
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _link_base(base_model: Path, into: Path) -> None:

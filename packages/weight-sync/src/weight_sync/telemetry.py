@@ -1,5 +1,9 @@
 """What publishers and receivers measure. Times in seconds, sizes in bytes."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from opentelemetry import trace
 from service_kit import telemetry
 
@@ -21,6 +25,17 @@ class Instruments:
             "weight_sync.publish.duration",
             unit="s",
             description="From the tensors to the announced version.",
+        )
+        self.payload_share = meter.create_histogram(
+            "weight_sync.payload.share",
+            unit="1",
+            description="Payload bytes of a version as a share of the model's, by codec.",
+        )
+        self.step_s = meter.create_histogram(
+            "weight_sync.step.duration",
+            unit="s",
+            description="Parts of publishing (encode, which writes too, and remember, the copy for "
+            "the next delta) and of preparing (fetch, decode, verify).",
         )
         self.prepare_s = meter.create_histogram(
             "weight_sync.prepare.duration",
@@ -45,6 +60,13 @@ class Instruments:
         self.failures = meter.create_counter(
             "weight_sync.failures", description="Failed preparations and activations."
         )
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Record how long a part of publishing or preparing takes, unless it fails."""
+        began_s = time.perf_counter()
+        yield
+        self.step_s.record(time.perf_counter() - began_s, {"step": step})
 
 
 def tracer() -> trace.Tracer:

@@ -1,6 +1,9 @@
 """A service on a free port, a channel to it, and engines that are not real."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -21,10 +24,15 @@ Weights = dict[str, "np.ndarray[Any, np.dtype[np.float32]]"]
 Apps = Callable[..., Awaitable[App]]
 
 
-def weights_of(seed: int) -> Weights:
-    rng = np.random.default_rng(seed)
+def weights_of(step: int) -> Weights:
+    """The weights after so many steps, of which each changes about one element in eight."""
+    rng = np.random.default_rng(0)
     shapes = {"embed": (64, 8), "layer.0.q": (8, 8), "layer.0.k": (8, 8), "norm": (8,)}
-    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    weights = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    for _ in range(step):
+        for array in weights.values():
+            array.view(np.uint32)[...] += rng.random(array.shape) < 0.125
+    return weights
 
 
 @pytest.fixture
@@ -122,6 +130,52 @@ def client(channel: Channel) -> WeightClient:
 @pytest.fixture
 async def publisher(channel: Channel) -> Publisher:
     return await Publisher.acquire(channel, run="run")
+
+
+KILLED = """
+import asyncio, os, pathlib, signal, sys
+import numpy as np
+from service_kit.channel import ChannelConfig, open_channel
+from weight_sync import FolderStore, PublishConfig, Publisher
+
+async def main(address, root, codec, version, at):
+    publishing, seen = 0, -1
+    def kill(*_, **__):
+        os.kill(os.getpid(), signal.SIGKILL)
+    def on_step(step):
+        nonlocal seen
+        seen += publishing == version
+        if seen == at:
+            kill()
+    store = FolderStore(pathlib.Path(root), on_step=on_step if at >= 0 else lambda step: None)
+    async with open_channel(ChannelConfig(target=address, wait_for_ready=True)) as channel:
+        config = PublishConfig(codec=codec)
+        publisher = await Publisher.acquire(channel, run="run", store=store, config=config)
+        weights = {"w": np.arange(900, dtype=np.float32)}
+        for publishing in range(1, version + 1):
+            if at < 0 and publishing == version:
+                publisher._client.announce = kill
+            await publisher.publish(weights, step=publishing)
+            weights["w"][::9] += 1
+
+asyncio.run(main(*sys.argv[1:4], *map(int, sys.argv[4:])))
+"""
+
+
+@pytest.fixture
+def kill_publisher(service: Service, config: WeightSyncConfig) -> Callable[..., Awaitable[None]]:
+    """Run a publisher that dies in the midst of its version number `version`.
+
+    It dies just before step `at` of the file system, or below 0 once the version is committed.
+    """
+
+    async def run(codec: str, *, version: int, at: int) -> None:
+        command = [sys.executable, "-c", KILLED, service.address, str(config.store_folder)]
+        command += [codec, str(version), str(at)]
+        killed = await asyncio.to_thread(subprocess.run, command, timeout=60, check=False)
+        assert killed.returncode == -signal.SIGKILL
+
+    return run
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from service_kit.channel import ChannelConfig, open_channel
-from weight_sync import Publisher, WeightClient
+from weight_sync import PublishConfig, Publisher, WeightClient
 from weight_sync.testing import FakeEngine, Fault, root_of
 
 Weights = Callable[[int], dict[str, Any]]
@@ -53,8 +53,9 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.parametrize("codec", ["dense", "ulp-gap"])
 async def test_a_killed_service_goes_on_where_it_was(
-    tmp_path: Path, engine: FakeEngine, weights: Weights
+    tmp_path: Path, engine: FakeEngine, weights: Weights, codec: Any
 ) -> None:
     process = Process(tmp_path, engine, free_port())
     channel_config = ChannelConfig(
@@ -64,7 +65,8 @@ async def test_a_killed_service_goes_on_where_it_was(
     try:
         async with open_channel(channel_config) as channel:
             client = WeightClient(channel)
-            publisher = await Publisher.acquire(channel, run="run")
+            config = PublishConfig(codec=codec)
+            publisher = await Publisher.acquire(channel, run="run", config=config)
             numbers = []
             for seed in (1, 2):
                 version = await publisher.publish(weights(seed), step=seed)
@@ -88,10 +90,13 @@ async def test_a_killed_service_goes_on_where_it_was(
             process.start()
             assert (await client.await_version(3, timeout_s=20)).engines == 1
             # The publisher of before might go on; a new one fences it off, with higher numbers.
-            resumed = await Publisher.acquire(channel, run="run")
+            resumed = await Publisher.acquire(channel, run="run", config=config)
             numbers.append((await resumed.publish(weights(4), step=4, parent=3)).number)
             assert numbers == [1, 2, 3, 4]
             assert (await client.await_version(4, timeout_s=20)).engines == 1
+            bases = [v.base for v in (await client.list_versions(timeout_s=20)).versions]
+            # Killed receivers began again at the anchor; the resumed run has one of its own.
+            assert bases == ([0, 0, 0, 0] if codec == "dense" else [0, 1, 2, 0])
             assert engine.served[-1][0] == "4"
             assert engine.unpaused_loads == 0
     finally:

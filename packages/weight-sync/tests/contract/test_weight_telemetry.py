@@ -59,6 +59,8 @@ async def test_an_update_belongs_to_the_trace_of_the_step_that_made_it(
     assert names >= {
         "weight_sync.published",
         "weight_sync.publish.duration",
+        "weight_sync.payload.share",
+        "weight_sync.step.duration",
         "weight_sync.prepare.duration",
         "weight_sync.activate.duration",
         "weight_sync.pause.duration",

@@ -7,9 +7,9 @@ import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_sync.codecs import Dense, Tensor, codec_by_id, safetensors_file
+from weight_sync.codecs import Dense, Tensor, safetensors_file
 from weight_sync.core.manifest import DTYPE_BYTES
-from weight_sync.errors import ChecksumMismatch, PayloadCorrupt, UnknownCodec
+from weight_sync.errors import ChecksumMismatch, PayloadCorrupt
 
 
 @st.composite
@@ -29,12 +29,12 @@ def models(draw: st.DrawFn) -> list[Tensor]:
 
 
 def encoded(tensors: list[Tensor]) -> bytes:
-    return b"".join(Dense().encode(tensors, None))
+    return b"".join(Dense().encode(tensors))
 
 
 @given(models())
 def test_decodes_to_the_same_bits(model: list[Tensor]) -> None:
-    decoded = list(Dense().decode(memoryview(encoded(model)), None))
+    decoded = list(Dense().decode(memoryview(encoded(model))))
     assert sorted(t.entry().name for t in decoded) == sorted(t.name for t in model)
     by_name = {t.name: t for t in decoded}
     for tensor in model:
@@ -66,11 +66,11 @@ def test_the_payload_is_what_the_safetensors_library_reads() -> None:
 
 def test_encoding_and_decoding_copy_no_tensor() -> None:
     bits = bytearray(b"\x01\x02\x03\x04")
-    pieces = list(Dense().encode([Tensor("a", "U8", (4,), memoryview(bits))], None))
+    pieces = list(Dense().encode([Tensor("a", "U8", (4,), memoryview(bits))]))
     bits[0] = 9
     payload = bytearray(b"".join(pieces))
     assert payload.endswith(b"\x09\x02\x03\x04")
-    (tensor,) = Dense().decode(memoryview(payload), None)
+    (tensor,) = Dense().decode(memoryview(payload))
     payload[-1] = 7
     assert bytes(tensor.data) == b"\x09\x02\x03\x07"
 
@@ -81,7 +81,7 @@ def test_a_flipped_bit_anywhere_in_the_data_is_noticed() -> None:
     for bit in range(32 * 8):
         flipped = bytearray(payload)
         flipped[len(payload) - 32 + bit // 8] ^= 1 << (bit % 8)
-        (found,) = Dense().decode(memoryview(flipped), None)
+        (found,) = Dense().decode(memoryview(flipped))
         with pytest.raises(ChecksumMismatch, match="tensor a: expected U8"):
             found.verify(tensor.entry())
 
@@ -117,9 +117,3 @@ def test_a_header_that_does_not_fit_its_data_is_refused(entry: object) -> None:
     file = len(text).to_bytes(8, "little") + text + bytes(8)
     with pytest.raises(PayloadCorrupt):
         list(safetensors_file.tensors(memoryview(file)))
-
-
-def test_an_unknown_codec_is_named() -> None:
-    assert codec_by_id("dense").payload_is_model
-    with pytest.raises(UnknownCodec, match="names codec 'xor9'; this release reads \\['dense'\\]"):
-        codec_by_id("xor9")

@@ -27,7 +27,7 @@ def put(store: FolderStore, number: int, incarnation: int = 1, run: str = "run")
 
 def fill(publication: Publication, number: int, incarnation: int = 1, run: str = "run") -> str:
     tensors = model(number)
-    payload = publication.write("model.safetensors", Dense().encode(tensors, None))
+    payload = publication.write("model.safetensors", Dense().encode(tensors))
     manifest = build_manifest(
         run=run,
         incarnation=incarnation,
@@ -46,7 +46,7 @@ def assert_whole(store: FolderStore, uri: str, number: int) -> None:
     assert manifest.version.number == number
     (payload,) = manifest.payloads
     data = (path_of(uri).parent / payload.name).read_bytes()
-    found = {t.name: t for t in Dense().decode(memoryview(data), None)}
+    found = {t.name: t for t in Dense().decode(memoryview(data))}
     for entry in manifest.tensors:
         found[entry.name].verify(entry)
 

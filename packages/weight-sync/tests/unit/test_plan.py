@@ -33,7 +33,7 @@ def test_a_chain_leads_from_what_is_held_to_the_target(
 ) -> None:
     target = data.draw(st.sampled_from(sorted(links)))
     held = data.draw(st.sampled_from([0, *links]))
-    assert replay(links, chain(links, target, held=held), held) == target
+    assert replay(links, chain(links, target, held=[held] if held else []), held) == target
 
 
 @given(histories(), st.data())
@@ -48,7 +48,9 @@ def test_pruning_leaves_every_live_receiver_a_way_to_the_newest(
     for goal in {max(links), *targets}:
         for start in {0, *held}:
             # The very same chain as before: not a longer way round.
-            assert chain(left, goal, held=start) == chain(links, goal, held=start)
+            assert chain(left, goal, held=[start] if start else []) == chain(
+                links, goal, held=[start] if start else []
+            )
     for number in sorted(links)[-keep_latest:]:
         assert number in left
 
@@ -73,9 +75,9 @@ def test_dense_history_keeps_only_the_latest_and_what_is_in_preparation() -> Non
 def test_a_late_joiner_starts_at_the_newest_anchor() -> None:
     links = {n: Link(n, base) for n, base in [(1, 0), (2, 1), (3, 0), (4, 3), (5, 4)]}
     assert chain(links, 5) == [3, 4, 5]
-    assert chain(links, 5, held=4) == [5]
-    assert chain(links, 5, held=2) == [3, 4, 5]
-    assert chain(links, 5, held=5) == []
+    assert chain(links, 5, held=[4]) == [5]
+    assert chain(links, 5, held=[2]) == [3, 4, 5]
+    assert chain(links, 5, held=[5]) == []
     assert newest_anchor(links.values()) == 3
 
 

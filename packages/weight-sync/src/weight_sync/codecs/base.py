@@ -1,11 +1,20 @@
 """What a codec is, and the tensors it works on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from weight_sync.core.manifest import TensorEntry, digest
+import numpy as np
+from numpy.typing import NDArray
+
+from weight_sync.core.manifest import DTYPE_BYTES, TensorEntry, digest
 from weight_sync.errors import ChecksumMismatch
+
+Words = NDArray[np.unsignedinteger[Any]]
+"""The bit patterns of a tensor's elements, flat: uint8, uint16, uint32 or uint64."""
+Piece = bytes | memoryview
+
+_WORDS: Mapping[int, str] = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,10 @@ class Tensor:
         """Return the tensor's line in a manifest; hashes its bytes."""
         return TensorEntry(self.name, self.dtype, self.shape, digest(self.data))
 
+    def words(self) -> Words:
+        """Return the elements' bit patterns, as a view; writable if the tensor's memory is."""
+        return np.frombuffer(self.data, _WORDS[DTYPE_BYTES[self.dtype]])
+
     def verify(self, entry: TensorEntry) -> None:
         """Compare with a line of a manifest.
 
@@ -38,34 +51,31 @@ class Tensor:
             )
 
 
-class Codec(Protocol):
-    """Turns tensors into the bytes of one payload file and back, tensor by tensor.
+class Coder(Protocol):
+    """What tells one delta codec from another: how the changes of one array are written down.
 
-    Both directions stream: neither needs more memory than its inputs and one tensor.
+    Pure functions of arrays, for bit patterns of any width; called from several threads at once.
     """
 
-    id: str
-    """The codec's name in manifests; a change of the format is a new id."""
-    needs_base: bool
-    """Whether it codes against an older version. One that does not makes anchors."""
-    payload_is_model: bool
-    """Whether the payload file is itself a model file that engines load."""
+    @property
+    def id(self) -> str:
+        """The codec's name in manifests."""
+        ...
 
-    def encode(
-        self, tensors: Sequence[Tensor], base: Sequence[Tensor] | None
-    ) -> Iterator[bytes | memoryview]:
-        """Yield the payload file's bytes, piece by piece, in order.
+    def encode(self, base: Words, new: Words, most_changes: int) -> bytes | None:
+        """Return what changed; empty: nothing did.
 
         Args:
-            tensors: the new version.
-            base: the same names, dtypes and shapes of the base; None for an anchor.
+            base: at most 2^32 words.
+            new: as many, of the same width.
+            most_changes: return None if more words than this differ.
         """
         ...
 
-    def decode(self, payload: memoryview, base: Sequence[Tensor] | None) -> Iterator[Tensor]:
-        """Yield the tensors of the new version that the payload holds.
+    def apply(self, body: memoryview, onto: Words) -> None:
+        """Change the base's words into the new ones, in place.
 
         Raises:
-            PayloadCorrupt: the payload's structure makes no sense.
+            PayloadCorrupt: `body` is not what `encode` returns for as many words of that width.
         """
         ...

@@ -270,8 +270,13 @@ def layout_hash(tensors: Iterable[TensorEntry]) -> str:
     return digest("\n".join(_layout(t) for t in tensors).encode())
 
 
+def layout_of(name: str, dtype: str, shape: tuple[int, ...]) -> str:
+    """Return the text that stands for a tensor's layout in hashes."""
+    return f"{name}\0{dtype}\0{'x'.join(map(str, shape))}"
+
+
 def _layout(tensor: TensorEntry) -> str:
-    return f"{tensor.name}\0{tensor.dtype}\0{'x'.join(map(str, tensor.shape))}"
+    return layout_of(tensor.name, tensor.dtype, tensor.shape)
 
 
 def _canonical(value: object) -> bytes:

@@ -15,29 +15,33 @@ class Link:
     """The version it is a delta of; 0: an anchor."""
 
 
-def chain(links: Mapping[int, Link], target: int, *, held: int = 0) -> list[int]:
+def chain(links: Mapping[int, Link], target: int, *, held: Collection[int] = ()) -> list[int]:
     """Return the versions to fetch and apply, in order, to get to `target`.
+
+    A delta names one base, so there is one way back from the target; it ends at the first version
+    that is held or is an anchor, and no longer way would move fewer bytes.
 
     Args:
         links: every version in the store, by number.
         target: where to go.
-        held: a version whose verified bytes are at hand; 0: none.
+        held: versions whose verified bytes are at hand.
 
     Returns:
-        Empty if `target` is held; else it starts at the newest anchor on the way, or just after
-        `held`, whichever comes first going back from the target.
+        Empty if `target` is held; else the first of them is an anchor, or a delta of a version
+        in `held`.
 
     Raises:
         PayloadMissing: a version on the way is not in the store.
     """
     steps: list[int] = []
     number = target
-    while number != held or held == 0:
+    while number not in held:
         link = links.get(number)
         if link is None:
+            at_hand = ", ".join(map(str, sorted(held))) or "nothing"
             raise PayloadMissing(
                 f"version {target} needs version {number}, which is not in the store (held: "
-                f"{held or 'nothing'}). Go to a newer version, or publish an anchor"
+                f"{at_hand}). Go to a newer version, or publish an anchor"
             )
         steps.append(number)
         if link.base == 0:

@@ -2,11 +2,11 @@
 
 import errno
 import os
-import shutil
 from pathlib import Path
 
 from weight_sync.core.manifest import PayloadFile
-from weight_sync.errors import ChecksumMismatch, PayloadMissing, StoreFull
+from weight_sync.errors import ChecksumMismatch, PayloadMissing
+from weight_sync.model_files import copy_file
 from weight_sync.stores.folder import path_of
 from weight_sync.transports.base import Fetched
 
@@ -46,10 +46,5 @@ def _link_or_copy(source: Path, into: Path) -> int:
             raise
     else:
         return 0
-    try:
-        shutil.copyfile(source, into)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no space left for the shadow copy at {into}") from error
-        raise
+    copy_file(source, into)
     return into.stat().st_size
