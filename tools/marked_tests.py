@@ -12,6 +12,8 @@ import subprocess
 import sys
 
 MARKERS = ("docker", "e2b", "sglang", "megatron")
+BESIDE = {"sglang": [sys.executable, "tools/sglang_cpu/serve.py"]}
+"""What a marker's tests need running; it starts that and runs pytest beside it."""
 NO_TESTS_COLLECTED = 5
 
 
@@ -20,7 +22,8 @@ def main() -> int:
     for marker in sys.argv[1:] or MARKERS:
         print(f"-- pytest -m {marker}", flush=True)
         code = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-m", marker], check=False
+            [*BESIDE.get(marker, []), sys.executable, "-m", "pytest", "-q", "-m", marker],
+            check=False,
         ).returncode
         if code == NO_TESTS_COLLECTED:
             print(f"no test carries the marker {marker} yet")
