@@ -13,10 +13,14 @@ A trainer publishes, a receiver on each host brings its engines up to date:
 """
 
 from weight_sync.client import Awaited, WeightClient
+from weight_sync.config import CollectiveConfig
 from weight_sync.core.manifest import Manifest, PayloadFile, PolicyVersion, TensorEntry
+from weight_sync.core.shards import ShardTicket, assign_owners
 from weight_sync.errors import WeightSyncError
 from weight_sync.publisher import PublishConfig, Published, Publisher, RawTensor
-from weight_sync.stores import FolderStore
+from weight_sync.sharded import write_shard
+from weight_sync.stores import FolderStore, open_store
+from weight_sync.transports.collective import CollectiveSender
 from weight_sync.types import (
     AnnouncedVersion,
     EngineEndpoint,
@@ -28,6 +32,8 @@ from weight_sync.types import (
 __all__ = [
     "AnnouncedVersion",
     "Awaited",
+    "CollectiveConfig",
+    "CollectiveSender",
     "EngineEndpoint",
     "EngineReport",
     "FolderStore",
@@ -40,7 +46,11 @@ __all__ = [
     "Published",
     "Publisher",
     "RawTensor",
+    "ShardTicket",
     "TensorEntry",
     "WeightClient",
     "WeightSyncError",
+    "assign_owners",
+    "open_store",
+    "write_shard",
 ]

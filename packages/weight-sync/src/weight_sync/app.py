@@ -1,26 +1,37 @@
 """Puts the service and its host's receiver together."""
 
+import asyncio
 import time
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from service_kit.channel import Channel, ChannelConfig, open_channel
+from service_kit.channel import ChannelConfig, open_channel
 from service_kit.cli import run_until_signal
 from service_kit.errors import StartupError
 from service_kit.server import Server, Service
 from service_kit.telemetry import setup_telemetry
-from tailrace.weight_sync.v1 import weight_service_pb2
+from tailrace.weight_sync.v1 import file_service_pb2, weight_service_pb2
+from tailrace.weight_sync.v1 import file_service_pb2_grpc as file_pb_grpc
 from tailrace.weight_sync.v1 import weight_service_pb2_grpc as pb_grpc
 
 from weight_sync.client import WeightClient
-from weight_sync.config import WeightSyncConfig
+from weight_sync.config import CollectiveConfig, WeightSyncConfig
 from weight_sync.core.registry import Registry
+from weight_sync.errors import WeightSyncError
+from weight_sync.files import SERVICE_NAME as FILE_SERVICE_NAME
+from weight_sync.files import CopyFiles, FileServicer, FileSource, StoreFiles
 from weight_sync.receiver import Receiver
 from weight_sync.service import SERVICE_NAME, WeightServicer
 from weight_sync.shadow import ShadowFolder
 from weight_sync.state import VersionLog
-from weight_sync.stores import FolderStore
+from weight_sync.stores import FolderStore, Store, open_store
+from weight_sync.telemetry import Instruments
+from weight_sync.transports import FirstThatWorks, StoreTransport, Transport
+from weight_sync.transports.collective import CollectiveTransport
+from weight_sync.transports.grpc_stream import GrpcTransport
+from weight_sync.transports.peer import PeerModels
+from weight_sync.transports.remote import RemoteFiles
 
 
 @dataclass(frozen=True)
@@ -57,21 +68,22 @@ async def assemble(config: WeightSyncConfig, stack: AsyncExitStack) -> App:
     Raises:
         StartupError: a port, folder or setting cannot be used.
     """
-    services = [] if config.receiver.only else [_service(config, stack)]
+    copies = CopyFiles()
+    sources: list[FileSource] = [copies] if config.receiver.peers else []
+    services = [] if config.receiver.only else [_service(config, stack, sources)]
+    if sources:
+        services.append(_file_service(sources))
     server = await stack.enter_async_context(Server(config.server, services))
     if not config.receiver.enabled:
         return App(server, None)
-    channel = _channel(config, server)
-    stack.push_async_callback(channel.close)
-    shadows = ShadowFolder(config.shadow_folder, threads=config.receiver.threads)
-    stack.callback(shadows.close)
-    return App(server, Receiver(config.receiver, WeightClient(channel), shadows))
+    return App(server, _receiver(config, stack, server, copies))
 
 
-def _service(config: WeightSyncConfig, stack: AsyncExitStack) -> Service:
+def _service(config: WeightSyncConfig, stack: AsyncExitStack, sources: list[FileSource]) -> Service:
     log = VersionLog(config.state_dir)
     stack.callback(log.close)
-    store = FolderStore(config.store_folder)
+    store = _store(config)
+    sources.insert(0, StoreFiles(log, store))
     servicer = WeightServicer(
         log,
         Registry(
@@ -92,8 +104,90 @@ def _service(config: WeightSyncConfig, stack: AsyncExitStack) -> Service:
     )
 
 
-def _channel(config: WeightSyncConfig, server: Server) -> Channel:
-    """Open the receiver's way to the service: to another host, or back into this process."""
+def _store(config: WeightSyncConfig) -> Store:
+    if not config.store.uri:
+        return FolderStore.at(config.store_folder)
+    try:
+        return open_store(config.store.uri)
+    except (ValueError, ImportError, WeightSyncError) as error:
+        raise StartupError(f"store.uri: {error}") from error
+
+
+def _file_service(sources: list[FileSource]) -> Service:
+    servicer = FileServicer(sources)
+    return Service(
+        FILE_SERVICE_NAME,
+        lambda server: file_pb_grpc.add_FileServiceServicer_to_server(servicer, server),
+    )
+
+
+def _receiver(
+    config: WeightSyncConfig, stack: AsyncExitStack, server: Server, copies: CopyFiles
+) -> Receiver:
+    settings = config.receiver
+    target = _target(config, server)
+    channel = open_channel(
+        target, contracts=[weight_service_pb2.DESCRIPTOR, file_service_pb2.DESCRIPTOR]
+    )
+    stack.push_async_callback(channel.close)
+    client = WeightClient(channel)
+    loop = asyncio.get_running_loop()
+    files = RemoteFiles(
+        channel,
+        loop,
+        where=target.target,
+        call_timeout_s=settings.call_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+    transports: list[Transport] = []
+    for name in settings.transports:
+        if name == "store":
+            transports.append(StoreTransport())
+        elif name == "grpc":
+            transports.append(GrpcTransport(files))
+        else:
+            collective = _collective(settings.collective)
+            stack.callback(collective.close)
+            transports.append(collective)
+    peers = PeerModels(
+        client,
+        target,
+        loop,
+        own_host=settings.host,
+        call_timeout_s=settings.call_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+    transfer_s = Instruments().transfer_s
+    shadows = ShadowFolder(
+        config.shadow_folder,
+        transport=FirstThatWorks(
+            transports,
+            on_fetched=lambda transport, took_s: transfer_s.record(
+                took_s, {"transport": type(transport).__name__}
+            ),
+        ),
+        models=peers if settings.peers else None,
+        threads=settings.threads,
+    )
+    stack.callback(shadows.close)
+    return Receiver(
+        settings,
+        client,
+        shadows,
+        copies=copies,
+        file_target=(settings.advertise or server.address) if settings.peers else "",
+    )
+
+
+def _collective(config: CollectiveConfig) -> CollectiveTransport:
+    try:
+        return CollectiveTransport(config)
+    except WeightSyncError as error:
+        raise StartupError(f"receiver.transports: {error}") from error
+
+
+def _target(config: WeightSyncConfig, server: Server) -> ChannelConfig:
+    """Return the receiver's way to the service: to another host, or back into this process."""
     target = config.receiver.service
     if target is None and config.receiver.only:
         raise StartupError(
@@ -110,4 +204,4 @@ def _channel(config: WeightSyncConfig, server: Server) -> Channel:
             token=config.server.token,
             token_file=config.server.token_file,
         )
-    return open_channel(target, contracts=[weight_service_pb2.DESCRIPTOR])
+    return target

@@ -107,12 +107,21 @@ class WeightClient:
         return float(response.lease_s)
 
     async def report_engines(
-        self, host: str, engines: Sequence[EngineReport], *, timeout_s: float
+        self,
+        host: str,
+        engines: Sequence[EngineReport],
+        *,
+        file_target: str = "",
+        copy_numbers: Sequence[int] = (),
+        timeout_s: float,
     ) -> None:
-        """Report on every engine of a host."""
+        """Report on every engine of a host, and which versions its receiver hands out."""
         await self._stub.ReportEngines(
             pb.ReportEnginesRequest(
-                host=host, engines=[wire.report_to_proto(engine) for engine in engines]
+                host=host,
+                engines=[wire.report_to_proto(engine) for engine in engines],
+                file_target=file_target,
+                copy_numbers=copy_numbers,
             ),
             timeout=timeout_s,
         )

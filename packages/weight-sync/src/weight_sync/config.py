@@ -3,7 +3,7 @@
 import socket
 import tempfile
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import pydantic
 import xxhash
@@ -39,6 +39,10 @@ class StoreConfig(Config):
     """A folder that publisher and receivers share. None: one in `/dev/shm`, or else in the
     temporary folder, whose name follows from `state_dir`."""
 
+    uri: str = ""
+    """Another store, in place of the folder: `shm://NAME`, or `s3://BUCKET/PREFIX` and whatever
+    else fsspec reaches (extra `object-store`). Publishers and receivers must reach it too."""
+
     verify_announced: bool = True
     """Read a version's manifest before it is announced. Off where this host does not see the
     store."""
@@ -66,8 +70,37 @@ class StaticEngine(Config):
     url: str
     """Base URL of its HTTP API."""
 
-    kind: Literal["embedded"] = "embedded"
+    kind: Literal["embedded", "sglang"] = "embedded"
     """Which driver speaks to it."""
+
+
+class CollectiveConfig(Config):
+    """How groups for broadcasts are formed; the same on both sides."""
+
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """`nccl` is RCCL on ROCm, and needs an accelerator on both sides."""
+
+    interface: str = pydantic.Field(default="lo", min_length=1)
+    """The network interface that carries the bytes. Never left to the library to guess: a wrong
+    guess hangs."""
+
+    host: str = "127.0.0.1"
+    """Address of the sender, on that interface. Members meet there."""
+
+    port: int = pydantic.Field(default=29611, ge=1, le=65535)
+    """Port of the sender."""
+
+    join_s: float = pydantic.Field(default=5.0, gt=0)
+    """The sender waits so long for the receivers it expects, then goes on without the others."""
+
+    timeout_s: float = pydantic.Field(default=120.0, gt=0)
+    """Longest time for one file. A member that dies costs the others at most this."""
+
+    start_s: float = pydantic.Field(default=300.0, gt=0)
+    """Longest time for the worker process to start; it imports torch."""
+
+    chunk_bytes: int = pydantic.Field(default=64 << 20, ge=1)
+    """Bytes of one broadcast."""
 
 
 class ReceiverConfig(Config):
@@ -109,6 +142,26 @@ class ReceiverConfig(Config):
     threads: int = pydantic.Field(default=4, ge=1)
     """Threads that decode and verify tensors."""
 
+    transports: tuple[Literal["store", "collective", "grpc"], ...] = pydantic.Field(
+        default=("store", "grpc"), min_length=1
+    )
+    """How payloads get here, in the order in which it is tried: out of the `store`, if this host
+    reaches it; by broadcast from a publisher that sends (`collective`); over `grpc` from the
+    process of the WeightService, which always works."""
+
+    peers: bool = False
+    """Hand this host's verified copy to receivers that join late, and take another's when joining
+    late. They are reached with the token and TLS settings of `service`."""
+
+    advertise: str = ""
+    """Address at which other hosts reach this process's server. Empty: the one it is bound to."""
+
+    sglang_load: Literal["disk", "distributed"] = "disk"
+    """How SGLang engines get a version: from the shadow folder, or by broadcast into memory."""
+
+    collective: CollectiveConfig = CollectiveConfig()
+    """For `distributed` engines; between publisher and receivers, for the transport."""
+
     poll_interval_s: float = pydantic.Field(default=1.0, gt=0)
     """Time between looks at the registry and at each engine's label."""
 
@@ -141,6 +194,14 @@ class ReceiverConfig(Config):
 
     verify_timeout_s: float = pydantic.Field(default=120.0, gt=0)
     """Deadline for an engine to compute its checksums."""
+
+    @pydantic.model_validator(mode="after")
+    def _check(self) -> Self:
+        if set(self.transports) == {"collective"}:
+            raise ValueError(
+                "transports: manifests are not broadcast; expected store or grpc beside collective"
+            )
+        return self
 
 
 class WeightSyncConfig(Config):

@@ -28,6 +28,26 @@ class PayloadMissing(WeightSyncError):
     retryable = True
 
 
+class NotOffered(PayloadMissing):
+    """A payload is not broadcast now, or the group was formed without this host."""
+
+
+class TransportFailed(WeightSyncError):
+    """Bytes did not arrive: a peer died, a group broke, a deadline passed."""
+
+    retryable = True
+
+
+class TransportUnavailable(WeightSyncError):
+    """A transport needs something that is not installed or not configured here."""
+
+
+class ShardMissing(WeightSyncError):
+    """A rank did not write its shard in time, so its version was given up. Publish again."""
+
+    retryable = True
+
+
 class StoreFull(WeightSyncError):
     """The store's file system has no space left for a version."""
 

@@ -34,10 +34,13 @@ from weight_sync.core.manifest import (
     check_run,
 )
 from weight_sync.core.plan import Link, prunable
+from weight_sync.core.shards import ShardTicket
 from weight_sync.errors import Fenced
+from weight_sync.sharded import collect_shards
 from weight_sync.snapshot import Snapshot, take_snapshot
 from weight_sync.stores import Store, open_store
 from weight_sync.telemetry import Instruments, tracer
+from weight_sync.transports.base import Sender
 from weight_sync.types import AnnouncedVersion, Needed
 
 __all__ = ["PolicyVersion", "PublishConfig", "Published", "Publisher", "RawTensor"]
@@ -103,6 +106,7 @@ class Publisher:
         config: PublishConfig,
         keep_latest: int = 2,
         links: Mapping[int, Link] | None = None,
+        sender: Sender | None = None,
     ) -> None:
         self.run = run
         self.incarnation = incarnation
@@ -116,6 +120,7 @@ class Publisher:
         self._config = config
         self._snapshot: Snapshot | None = None
         self._links = dict(links or {})
+        self._sender = sender
         self._busy = asyncio.Lock()
         self._instruments = Instruments()
 
@@ -130,6 +135,7 @@ class Publisher:
         holder: str = "",
         known_number: int = 0,
         keep_latest: int = 2,
+        sender: Sender | None = None,
         timeout_s: float = 30.0,
     ) -> "Publisher":
         """Take over publishing for a run, fencing off whoever did before.
@@ -142,6 +148,7 @@ class Publisher:
             holder: free text for people; default host and pid.
             known_number: the highest number in the trainer's checkpoint; 0: none.
             keep_latest: newest versions to keep whatever receivers need, at least 1.
+            sender: offers each version to receivers beside the store, such as `CollectiveSender`.
             timeout_s: for all of it.
 
         Raises:
@@ -173,6 +180,7 @@ class Publisher:
             config=config or PublishConfig(),
             keep_latest=keep_latest,
             links={v.version.number: Link(v.version.number, v.base) for v in announced.versions},
+            sender=sender,
         )
 
     async def publish(
@@ -214,7 +222,7 @@ class Publisher:
                 async with asyncio.timeout(deadline.remaining_s()):
                     manifest, uri = await asyncio.to_thread(self._write, raw, number, step, parent)
                 written_s = time.perf_counter()
-                needed = await self._announce(manifest, uri, deadline)
+                needed = await self._make_known(manifest, uri, deadline)
                 announced_s = time.perf_counter()
                 await self._remember(raw, manifest)
                 await asyncio.to_thread(self._prune, needed)
@@ -231,6 +239,62 @@ class Publisher:
             announce_s=announced_s - written_s,
         )
         return manifest.version
+
+    async def begin_shards(
+        self, *, shards: int, step: int, parent: int | None = None
+    ) -> ShardTicket:
+        """Begin a version that several ranks write; hand the ticket to all of them.
+
+        Each rank calls `weight_sync.sharded.write_shard`; then `commit_shards` here.
+        """
+        if parent is None:
+            parent = self.last.version.number if self.last else 0
+        number, self._next = self._next, self._next + 1
+        await asyncio.to_thread(self._store.begin, self.run, number, self.incarnation)
+        return ShardTicket(
+            run=self.run,
+            incarnation=self.incarnation,
+            number=number,
+            step=step,
+            parent=parent,
+            shards=shards,
+            store_uri=self._store.uri,
+        )
+
+    async def commit_shards(self, ticket: ShardTicket, *, timeout_s: float = 60.0) -> PolicyVersion:
+        """Wait until every rank has written its shard, then commit and announce.
+
+        Raises:
+            ShardMissing: a rank was late; the version was given up.
+            Fenced, StoreFull, ServiceError: as for `publish`.
+        """
+        deadline = Deadline.after(timeout_s)
+        async with self._busy:
+            began_s = time.perf_counter()
+            manifest, uri = await asyncio.to_thread(
+                collect_shards, ticket, self._store, timeout_s=deadline.remaining_s()
+            )
+            written_s = time.perf_counter()
+            needed = await self._make_known(manifest, uri, deadline)
+            announced_s = time.perf_counter()
+            await asyncio.to_thread(self._prune, needed)
+        self.last = Published(
+            manifest.version,
+            manifest.base,
+            manifest.payload_bytes,
+            write_s=written_s - began_s,
+            announce_s=announced_s - written_s,
+        )
+        return manifest.version
+
+    async def _make_known(self, manifest: Manifest, uri: str, deadline: Deadline) -> Needed:
+        """Announce, and offer to whoever takes part in the sender's transport."""
+        if self._sender is None:
+            return await self._announce(manifest, uri, deadline)
+        await asyncio.to_thread(self._sender.open, uri, manifest)
+        needed = await self._announce(manifest, uri, deadline)
+        self._sender.start(uri, manifest)
+        return needed
 
     def _write(
         self, tensors: list[Tensor], number: int, step: int, parent: int

@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from weight_sync.core.receiver import (
     Activate,
     Activated,
     ActivateFailed,
-    EngineState,
     Event,
     Phase,
     Prepare,
@@ -36,35 +34,19 @@ from weight_sync.core.receiver import (
     PrepareFailed,
     Verified,
     doubt,
+    supersedes,
     transition,
     wants,
 )
-from weight_sync.drivers import EngineDriver
 from weight_sync.drivers.factory import DriverFactory, driver_factory
+from weight_sync.engine import Engine
 from weight_sync.errors import BaseModelUnknown, EngineError, UnknownEngineKind, WeightSyncError
+from weight_sync.files import CopyFiles
 from weight_sync.shadow import Shadow, ShadowFolder
 from weight_sync.telemetry import Instruments, tracer
 from weight_sync.types import AnnouncedVersion, EngineEndpoint, EngineReport
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class _Engine:
-    """One engine of this host, and what the receiver knows of it."""
-
-    endpoint: EngineEndpoint
-    driver: EngineDriver
-    state: EngineState = field(default_factory=EngineState)
-    label: str | None = None
-    """What it said last; None: it did not answer."""
-    base_model: Path | None = None
-    failures: int = 0
-    retry_at_s: float = 0.0
-    prepare_s: float = 0.0
-    activate_s: float = 0.0
-    pause_s: float = 0.0
-    payload_bytes: int = 0
 
 
 class Receiver:
@@ -77,14 +59,29 @@ class Receiver:
         shadows: ShadowFolder,
         *,
         make_driver: DriverFactory | None = None,
+        copies: CopyFiles | None = None,
+        file_target: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Receive for the engines of `config.host`.
+
+        Args:
+            config: the receiver's settings.
+            client: to the WeightService.
+            shadows: where verified copies are made.
+            make_driver: None: by the engine's kind.
+            copies: told which copy others may fetch.
+            file_target: where they can; empty: nowhere.
+            clock: monotonic seconds.
+        """
         self._config = config
         self._client = client
         self._shadows = shadows
         self._make_driver = make_driver or driver_factory(config)
+        self._copies = copies or CopyFiles()
+        self._file_target = file_target
         self._clock = clock
-        self._engines: dict[str, _Engine] = {}
+        self._engines: dict[str, Engine] = {}
         self._newest: AnnouncedVersion | None = None
         self._seen: set[int] = set()
         self._instruments = Instruments()
@@ -93,7 +90,7 @@ class Receiver:
 
     def reports(self) -> list[EngineReport]:
         """Return what is known of each engine now."""
-        return [_report(engine) for engine in self._engines.values()]
+        return [engine.report() for engine in self._engines.values()]
 
     async def run(self) -> None:
         """Work until cancelled; a service that is away is waited for."""
@@ -118,7 +115,8 @@ class Receiver:
                 )
                 async for announced in stream:
                     self._seen.add(announced.version.number)
-                    if announced != self._newest:
+                    known = self._newest.version if self._newest else None
+                    if supersedes(announced.version, known):
                         self._newest = announced
                         self._work.set()
             await asyncio.sleep(config.poll_interval_s)
@@ -152,7 +150,7 @@ class Receiver:
             if node.host == config.host:
                 wanted |= {e.url: EngineEndpoint(e.url, e.kind) for e in node.engines}
         for url in self._engines.keys() - wanted.keys():
-            if not _activating(self._engines[url]):
+            if not self._engines[url].is_activating():
                 await self._engines.pop(url).driver.close()
                 logger.info("engine %s is gone from the registry", url)
         for url in wanted.keys() - self._engines.keys():
@@ -161,11 +159,11 @@ class Receiver:
             except UnknownEngineKind:
                 logger.exception("engine %s is left alone", url)
                 continue
-            self._engines[url] = _Engine(wanted[url], driver)
+            self._engines[url] = Engine(wanted[url], driver)
             logger.info("engine %s joined", url)
 
-    async def _observe(self, engine: _Engine) -> None:
-        if _activating(engine):
+    async def _observe(self, engine: Engine) -> None:
+        if engine.is_activating():
             return
         label: str | None = None
         with suppress(EngineError):
@@ -173,7 +171,7 @@ class Receiver:
             seen = await engine.driver.observe()
             label = seen.label
             engine.base_model = seen.base_model or engine.base_model
-        if _activating(engine):
+        if engine.is_activating():
             return  # It began meanwhile: this answer is of the past.
         if engine.label is None and label is not None:
             engine.retry_at_s = 0.0
@@ -187,7 +185,7 @@ class Receiver:
 
     # update
 
-    def _due(self, engine: _Engine) -> bool:
+    def _due(self, engine: Engine) -> bool:
         newest = self._newest.version if self._newest else None
         return (
             engine.label is not None
@@ -211,7 +209,7 @@ class Receiver:
             # Whatever was announced or joined during the pass is for the next one.
             self._work.set()
 
-    async def _bring(self, engines: list[_Engine], announced: AnnouncedVersion) -> None:
+    async def _bring(self, engines: list[Engine], announced: AnnouncedVersion) -> None:
         engines = await self._adopt(engines, announced)
         for engine in engines:
             self._apply(engine, Prepare(announced.version))
@@ -229,7 +227,7 @@ class Receiver:
                 await _undisturbed(self._activate(engine, shadow))
         await asyncio.to_thread(self._shadows.prune, [shadow.folder])
 
-    async def _adopt(self, engines: list[_Engine], announced: AnnouncedVersion) -> list[_Engine]:
+    async def _adopt(self, engines: list[Engine], announced: AnnouncedVersion) -> list[Engine]:
         """Take engines that can prove they hold the version already; return the others.
 
         That is how a restarted receiver finds its engines. One that its predecessor left paused
@@ -256,7 +254,7 @@ class Receiver:
                 rest.append(engine)
         return rest
 
-    async def _prepare(self, engines: list[_Engine], announced: AnnouncedVersion) -> Shadow | None:
+    async def _prepare(self, engines: list[Engine], announced: AnnouncedVersion) -> Shadow | None:
         if not engines:
             return None
         try:
@@ -275,6 +273,11 @@ class Receiver:
             return None
         self._instruments.prepare_s.record(shadow.prepare_s)
         self._instruments.fetched_bytes.add(shadow.moved_bytes)
+        version = shadow.manifest.version
+        # The one that stays when this pass prunes.
+        self._copies.keep_only(
+            version.run, version.number, shadow.manifest.to_bytes(), shadow.folder
+        )
         return shadow
 
     async def _history(self, announced: AnnouncedVersion) -> Sequence[AnnouncedVersion]:
@@ -284,7 +287,7 @@ class Receiver:
         run, timeout_s = announced.version.run, self._config.call_timeout_s
         return (await self._client.list_versions(run, timeout_s=timeout_s)).versions
 
-    def _base_model(self, engines: Iterable[_Engine]) -> Path:
+    def _base_model(self, engines: Iterable[Engine]) -> Path:
         bases = [self._config.base_model, *(engine.base_model for engine in engines)]
         for base in bases:
             if base is not None:
@@ -298,7 +301,7 @@ class Receiver:
             "no engine says which folder it was started with. Set receiver.base_model to it"
         )
 
-    async def _activate(self, engine: _Engine, shadow: Shadow) -> None:
+    async def _activate(self, engine: Engine, shadow: Shadow) -> None:
         self._apply(engine, Activate())
         began_s = time.perf_counter()
         try:
@@ -316,6 +319,8 @@ class Receiver:
         self._apply(engine, Activated())
         self._instruments.activate_s.record(engine.activate_s)
         self._instruments.pause_s.record(engine.pause_s)
+        self._instruments.load_s.record(took.load_s)
+        self._instruments.verify_s.record(took.verify_s)
         logger.info(
             "engine %s serves version %s: prepared in %.1f ms, paused for %.1f ms",
             engine.endpoint.url,
@@ -324,12 +329,12 @@ class Receiver:
             engine.pause_s * 1e3,
         )
 
-    def _back_off(self, engine: _Engine) -> None:
+    def _back_off(self, engine: Engine) -> None:
         wait_s = self._config.retry_s * 2.0 ** min(engine.failures, 16)
         engine.failures += 1
         engine.retry_at_s = self._clock() + min(wait_s, self._config.max_retry_s)
 
-    def _apply(self, engine: _Engine, event: Event) -> None:
+    def _apply(self, engine: Engine, event: Event) -> None:
         engine.state = transition(engine.state, event)
         self._changed.set()
 
@@ -348,7 +353,11 @@ class Receiver:
                 self._instruments.versions_behind.set(behind, {"engine": engine.endpoint.url})
             async with self._service_away("report"):
                 await self._client.report_engines(
-                    config.host, self.reports(), timeout_s=config.call_timeout_s
+                    config.host,
+                    self.reports(),
+                    file_target=self._file_target,
+                    copy_numbers=self._copies.numbers,
+                    timeout_s=config.call_timeout_s,
                 )
 
     @asynccontextmanager
@@ -371,23 +380,3 @@ async def _undisturbed(work: Coroutine[Any, Any, None]) -> None:
     except asyncio.CancelledError:
         await task
         raise
-
-
-def _activating(engine: _Engine) -> bool:
-    return engine.state.phase is Phase.ACTIVATING
-
-
-def _report(engine: _Engine) -> EngineReport:
-    state = engine.state
-    return EngineReport(
-        url=engine.endpoint.url,
-        kind=engine.endpoint.kind,
-        phase=state.phase,
-        version=state.held.number if state.held else 0,
-        target_version=state.target.number if state.target else 0,
-        prepare_s=engine.prepare_s,
-        activate_s=engine.activate_s,
-        pause_s=engine.pause_s,
-        payload_bytes=engine.payload_bytes,
-        error=state.error,
-    )

@@ -8,14 +8,16 @@ from typing import Any, TypeVar
 
 import grpc
 from service_kit.deadlines import remaining_s
-from service_kit.errors import Reason, ServiceError, service_error
+from service_kit.errors import Reason, service_error
 from tailrace.weight_sync.v1 import weight_service_pb2 as pb
 from tailrace.weight_sync.v1 import weight_service_pb2_grpc as pb_grpc
 
 from weight_sync import errors, wire
 from weight_sync.core.manifest import Manifest, check_run
-from weight_sync.core.registry import NodeView, Registry
+from weight_sync.core.registry import Arrivals, NodeView, Registry
+from weight_sync.failures import service_failure
 from weight_sync.state import VersionLog
+from weight_sync.telemetry import Instruments
 from weight_sync.types import AnnouncedVersion
 
 SERVICE_NAME = "tailrace.weight_sync.v1.WeightService"
@@ -23,16 +25,6 @@ SERVICE_NAME = "tailrace.weight_sync.v1.WeightService"
 # Kept back from a caller's deadline, so that "not yet" arrives as an answer and not as an error.
 _ANSWER_S = 0.1
 _LONGEST_AWAIT_S = 600.0
-_REASONS: tuple[tuple[type[errors.WeightSyncError], Reason], ...] = (
-    (errors.Fenced, Reason.FENCED),
-    (errors.NumberNotRising, Reason.ALREADY_EXISTS),
-    (errors.AnchorRequired, Reason.STALE_BASE_VERSION),
-    (errors.PayloadMissing, Reason.NOT_FOUND),
-    (errors.ChecksumMismatch, Reason.CHECKSUM_MISMATCH),
-    (errors.StoreFull, Reason.DISK_FULL),
-    (errors.ManifestError, Reason.INVALID_ARGUMENT),
-)
-
 T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -69,6 +61,8 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
         self._heartbeat_s = heartbeat_s
         self._listed_versions = listed_versions
         self._clock = clock
+        self._arrivals = Arrivals()
+        self._instruments = Instruments()
         self._versions_changed = asyncio.Event()
         self._engines_changed = asyncio.Event()
         self._draining = asyncio.Event()
@@ -98,7 +92,8 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
     ) -> pb.AnnounceResponse:
         """Record a version and tell the receivers."""
         announced = _checked(lambda: wire.announced_from_proto(request.version))
-        await self._recorded(lambda: self._announce(announced))
+        if await self._recorded(lambda: self._announce(announced)):
+            self._arrivals.announced(announced.version.number, now_s=self._clock())
         needed = self._registry.needed(now_s=self._clock())
         return pb.AnnounceResponse(
             held_numbers=needed.held, target_numbers=needed.targets, settled=needed.settled
@@ -159,7 +154,13 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
             request.host,
             [wire.report_from_proto(engine) for engine in request.engines],
             now_s=self._clock(),
+            file_target=request.file_target,
+            copy_numbers=request.copy_numbers,
         )
+        now_s = self._clock()
+        oldest = self._registry.serving(0, now_s=now_s).oldest_version
+        for took_s in self._arrivals.held(oldest, now_s=now_s):
+            self._instruments.last_receiver_s.record(took_s)
         self._wake_engines()
         return pb.ReportEnginesResponse()
 
@@ -249,9 +250,3 @@ def _checked(work: Callable[[], T]) -> T:
         raise service_failure(error) from error
     except ValueError as error:
         raise service_error(Reason.INVALID_ARGUMENT, str(error)) from error
-
-
-def service_failure(error: errors.WeightSyncError) -> ServiceError:
-    """Return the error that goes over the wire."""
-    reason = next((r for kind, r in _REASONS if isinstance(error, kind)), Reason.INTERNAL)
-    return service_error(reason, str(error), retryable=error.retryable)

@@ -1,6 +1,7 @@
 """The verified copy of a version on a receiver's host, as a model folder that engines load."""
 
 import itertools
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,11 +16,13 @@ from weight_sync.core.plan import Link, chain
 from weight_sync.errors import ChecksumMismatch, ManifestError
 from weight_sync.locks import exclusive
 from weight_sync.model_files import copy_file, model_files, tensors_in
+from weight_sync.model_index import write_index
 from weight_sync.rebuild import Rebuild, verify
-from weight_sync.stores import open_store
 from weight_sync.telemetry import Instruments
-from weight_sync.transports import Fetched, FileTransport, Transport
+from weight_sync.transports import Fetched, ModelSource, StoreTransport, Transport
 from weight_sync.types import AnnouncedVersion
+
+logger = logging.getLogger(__name__)
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 _HIDDEN = ".part-"
@@ -53,9 +56,17 @@ class ShadowFolder:
         *,
         transport: Transport | None = None,
         threads: int = 4,
+        models: ModelSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Take the folder, and delete what a killed receiver left half made.
+
+        Args:
+            root: the folder.
+            transport: brings manifests and payloads; None: out of the store that a URI names.
+            threads: decode and verify.
+            models: asked for whole models while there is no shadow yet; None: nobody is.
+            clock: for durations.
 
         Raises:
             StartupError: another process uses it.
@@ -64,7 +75,8 @@ class ShadowFolder:
         self._lock = exclusive(
             self.root / ".lock", "set receiver.shadow_folder to a folder of its own"
         )
-        self._transport = transport or FileTransport()
+        self._transport = transport or StoreTransport()
+        self._models = models
         self._threads = threads
         self._clock = clock
         self._instruments = Instruments()
@@ -86,7 +98,7 @@ class ShadowFolder:
             PayloadMissing, ManifestError: it is not there, or not what was announced.
         """
         uri = announced.manifest_uri
-        manifest = open_store(_store_root(uri)).read_manifest(uri)
+        manifest = self._transport.read_manifest(uri)
         if manifest.version != announced.version:
             raise ManifestError(f"{uri} holds {manifest.version}, expected {announced.version}")
         if manifest.base != announced.base:
@@ -122,7 +134,10 @@ class ShadowFolder:
                 hidden = self.root / f"{_HIDDEN}{folder.name}-{next(self._tries)}"
                 hidden.mkdir()
                 try:
-                    if manifest.is_anchor:
+                    moved_bytes = self._from_peers(announced, manifest, hidden, pool)
+                    if moved_bytes:
+                        pass
+                    elif manifest.is_anchor:
                         moved_bytes = self._fetch_anchor(hidden, announced, manifest)
                         with self._instruments.timed("verify"):
                             verify(tensors_in(hidden), manifest, pool)
@@ -238,13 +253,32 @@ class ShadowFolder:
         with self._instruments.timed("fetch"):
             return self._transport.fetch(announced.manifest_uri, payload, into)
 
+    def _from_peers(
+        self, announced: AnnouncedVersion, manifest: Manifest, into: Path, pool: Executor
+    ) -> int:
+        """Take verified model files of other receivers; a host that has a shadow needs none.
 
-def _store_root(manifest_uri: str) -> str:
-    # ROOT/RUN/NUMBER/manifest
-    return manifest_uri.rsplit("/", 3)[0]
+        Returns:
+            Bytes moved; 0: nobody had them.
+        """
+        has_shadow = any(not path.name.startswith(".") for path in self.root.iterdir())
+        if self._models is None or has_shadow:
+            return 0
+        models = list(self._models.fetch_model(announced, into))
+        if not models:
+            return 0
+        try:
+            verify(tensors_in(into), manifest, pool)
+        except ChecksumMismatch as error:
+            logger.warning("a peer's copy is not version %s: %s", manifest.version.label, error)
+            for path in models:
+                path.unlink()
+            return 0
+        return sum(path.stat().st_size for path in models)
 
 
 def _link_base(base_model: Path, into: Path) -> None:
+    write_index(into)
     for path in base_model.absolute().iterdir():
         if path.is_file() and not path.name.startswith(".") and not path.name.endswith(_WEIGHTS):
             (into / path.name).symlink_to(path)

@@ -167,6 +167,10 @@ class VersionLog:
         found = self._versions.get(run, {})
         return [found[number] for number in sorted(found) if number > after_number]
 
+    def find(self, run: str, number: int) -> AnnouncedVersion | None:
+        """Return one announced version."""
+        return self._versions.get(run, {}).get(number)
+
     def newest(self, run: str) -> AnnouncedVersion | None:
         """Return a run's newest version."""
         found = self._versions.get(run)

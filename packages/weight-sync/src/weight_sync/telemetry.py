@@ -52,6 +52,26 @@ class Instruments:
             unit="s",
             description="The part of an activation in which the engine generates nothing.",
         )
+        self.transfer_s = meter.create_histogram(
+            "weight_sync.transfer.duration",
+            unit="s",
+            description="Bringing one payload file to a receiver's host, by transport.",
+        )
+        self.verify_s = meter.create_histogram(
+            "weight_sync.verify.duration",
+            unit="s",
+            description="The part of a pause in which an engine's own weights are proven.",
+        )
+        self.load_s = meter.create_histogram(
+            "weight_sync.load.duration",
+            unit="s",
+            description="The part of a pause in which the engine loads.",
+        )
+        self.last_receiver_s = meter.create_histogram(
+            "weight_sync.last_receiver.duration",
+            unit="s",
+            description="From a version's announcement until every live engine holds it.",
+        )
         self.versions_behind = meter.create_gauge(
             "weight_sync.versions_behind",
             unit="{version}",

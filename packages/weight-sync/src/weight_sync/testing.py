@@ -4,6 +4,8 @@ For tests of what talks to engines; it generates nothing.
 """
 
 import asyncio
+import hashlib
+import json
 from collections import deque
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Self
 from aiohttp import web
 
 from weight_sync.codecs import safetensors_file
+from weight_sync.core.fused_names import fused_parts
 from weight_sync.core.manifest import digest
 
 
@@ -57,6 +60,9 @@ class FakeEngine:
         """A load takes at least so long."""
         self.fuses = False
         """Reports checksums under names of its own, as an engine does that fuses tensors."""
+        self.sglang = False
+        """Names, joins and hashes tensors as SGLang does on a CPU."""
+        self.server_info: dict[str, Any] = {"device": "cpu", "tp_size": 1}
         self.pause_faults: deque[Fault] = deque()
         self.url = ""
         self._runner: web.AppRunner | None = None
@@ -73,6 +79,7 @@ class FakeEngine:
         """Listen; after `stop`, on the same port again."""
         app = web.Application()
         app.router.add_get("/model_info", self._model_info)
+        app.router.add_get("/server_info", self._server_info)
         app.router.add_post("/pause_generation", self._pause)
         app.router.add_post("/continue_generation", self._continue)
         app.router.add_post("/update_weights_from_disk", self._update)
@@ -115,6 +122,9 @@ class FakeEngine:
                 "tokenizer_path": str(self.base_model),
             }
         )
+
+    async def _server_info(self, request: web.Request) -> web.Response:
+        return web.json_response(self.server_info)
 
     async def _pause(self, request: web.Request) -> web.Response:
         body = await self._body(request)
@@ -167,6 +177,13 @@ class FakeEngine:
         checksums = {name: digest(data) for name, data in self.tensors.items()}
         if self.fuses:
             checksums = {f"{name}.fused": checksum for name, checksum in checksums.items()}
+        if self.sglang:
+            checksums = {
+                fused: hashlib.sha256(b"".join(self.tensors[name] for name in names)).hexdigest()[
+                    :16
+                ]
+                for fused, names in fused_parts(self.tensors).items()
+            }
         return web.json_response({"success": True, "ranks": [{"checksums": checksums}]})
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
@@ -181,5 +198,13 @@ def root_of(tensors: dict[str, bytes]) -> str:
 
 
 def _load(folder: Path) -> dict[str, bytes]:
-    data = (folder / "model.safetensors").read_bytes()
-    return {t.name: bytes(t.data) for t in safetensors_file.tensors(memoryview(data))}
+    """Read a model folder as an engine does: by its index, if it has one."""
+    index = folder / "model.safetensors.index.json"
+    names = {"model.safetensors"}
+    if index.exists():
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    found: dict[str, bytes] = {}
+    for name in names:
+        data = memoryview((folder / name).read_bytes())
+        found |= {t.name: bytes(t.data) for t in safetensors_file.tensors(data)}
+    return found

@@ -131,6 +131,8 @@ def node_to_proto(node: NodeView) -> pb.Node:
         rollout_target=node.rollout_target,
         engines=[report_to_proto(engine) for engine in node.engines],
         lease_left_s=node.lease_left_s,
+        file_target=node.file_target,
+        copy_numbers=node.copy_numbers,
     )
 
 
@@ -144,6 +146,8 @@ def nodes_from_proto(message: pb.ListNodesResponse) -> Nodes:
                 node.rollout_target,
                 tuple(report_from_proto(engine) for engine in node.engines),
                 node.lease_left_s,
+                node.file_target,
+                tuple(node.copy_numbers),
             )
             for node in message.nodes
         ],

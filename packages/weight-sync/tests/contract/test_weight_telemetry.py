@@ -64,5 +64,9 @@ async def test_an_update_belongs_to_the_trace_of_the_step_that_made_it(
         "weight_sync.prepare.duration",
         "weight_sync.activate.duration",
         "weight_sync.pause.duration",
+        "weight_sync.load.duration",
+        "weight_sync.verify.duration",
+        "weight_sync.transfer.duration",
+        "weight_sync.last_receiver.duration",
         "weight_sync.versions_behind",
     }

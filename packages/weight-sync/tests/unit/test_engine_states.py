@@ -1,9 +1,9 @@
 """The invariant: an engine that reports v holds exactly the bytes of v, or reports nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from weight_sync.core.manifest import PolicyVersion, digest
@@ -20,6 +20,7 @@ from weight_sync.core.receiver import (
     PrepareFailed,
     Verified,
     doubt,
+    supersedes,
     transition,
     wants,
 )
@@ -249,3 +250,24 @@ def test_only_the_newest_version_is_wanted() -> None:
     assert wants(SERVING, version(2))
     assert not wants(SERVING, version(1))
     assert not wants(EngineState(Phase.ACTIVATING, target=version(2)), version(3))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=20),
+)
+def test_whatever_order_announcements_come_in_the_newest_number_stays(
+    told: list[tuple[int, int]],
+) -> None:
+    """Also when an older incarnation is heard again after a newer one, or a stream starts anew."""
+    newest: PolicyVersion | None = None
+    for number, incarnation in told:
+        offered = replace(version(number), incarnation=incarnation)
+        if supersedes(offered, newest):
+            newest = offered
+    assert newest is not None
+    assert newest.number == max(number for number, _ in told)
+
+
+def test_another_run_replaces_this_one_whatever_its_numbers() -> None:
+    assert supersedes(replace(version(1), run="another"), version(9))
+    assert not supersedes(version(9), version(9))

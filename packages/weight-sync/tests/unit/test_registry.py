@@ -1,5 +1,11 @@
 from weight_sync.core.receiver import Phase
-from weight_sync.core.registry import EngineEndpoint, EngineReport, Registry
+from weight_sync.core.registry import (
+    Arrivals,
+    EngineEndpoint,
+    EngineReport,
+    Registry,
+    peers_with,
+)
 
 
 def registry() -> Registry:
@@ -92,3 +98,28 @@ def test_says_what_live_engines_need_once_receivers_had_time_to_report() -> None
     add(nodes, "a", "http://a", now_s=59)
     late = nodes.needed(now_s=60)
     assert (late.held, late.targets, late.settled) == ((3,), (), True)
+
+
+def test_peers_are_other_hosts_that_offer_just_that_version() -> None:
+    nodes = registry()
+    for host, number in {"here": 7, "there": 7, "behind": 6, "shy": 7}.items():
+        nodes.register(node_id=host, host=host, rollout_target="", engines=[], lease_s=30, now_s=0)
+        target = "" if host == "shy" else f"{host}:7103"
+        nodes.report(host, [], now_s=0, file_target=target, copy_numbers=[number])
+    # Two nodes of one host are one peer.
+    nodes.register(node_id="x", host="there", rollout_target="", engines=[], lease_s=30, now_s=0)
+    assert peers_with(nodes.nodes(now_s=1), 7, own_host="here") == ["there:7103"]
+    # What a receiver said is not believed for ever.
+    assert peers_with(nodes.nodes(now_s=16), 7, own_host="here") == []
+
+
+def test_the_time_to_the_last_engine_is_told_once_and_not_of_skipped_versions() -> None:
+    arrivals = Arrivals()
+    for number in (1, 2, 3):
+        arrivals.announced(number, now_s=float(number))
+    assert arrivals.held(0, now_s=5) == []
+    assert arrivals.held(2, now_s=5.5) == [3.5]
+    assert arrivals.held(2, now_s=6) == []
+    assert arrivals.held(3, now_s=7) == [4]
+    # One announced before this service started is unknown.
+    assert arrivals.held(9, now_s=8) == []

@@ -188,6 +188,16 @@ _TABLE: dict[tuple[Phase, type], Callable[[EngineState, Any], EngineState]] = {
 }
 
 
+def supersedes(offered: PolicyVersion, known: PolicyVersion | None) -> bool:
+    """Say whether an announcement replaces the newest version known so far.
+
+    Within a run numbers only rise, whatever the incarnation: what an older publisher, or a stream
+    that was opened again, tells about a lower number is of the past. Which run counts is the
+    service's word alone.
+    """
+    return known is None or offered.run != known.run or offered.number > known.number
+
+
 def wants(state: EngineState, newest: PolicyVersion | None) -> bool:
     """Say whether an engine should be brought to the newest version now.
 

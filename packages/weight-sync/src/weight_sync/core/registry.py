@@ -43,6 +43,10 @@ class NodeView:
     rollout_target: str
     engines: tuple[EngineReport, ...]
     lease_left_s: float
+    file_target: str = ""
+    """Where its host's receiver hands out copies; empty: nowhere."""
+    copy_numbers: tuple[int, ...] = ()
+    """The versions it has verified copies of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +83,28 @@ class _Lease:
 class _HostReport:
     engines: dict[str, EngineReport]
     ends_s: float
+    file_target: str
+    copy_numbers: tuple[int, ...]
+
+
+class Arrivals:
+    """When each version was announced, until every live engine holds it or a newer one."""
+
+    def __init__(self) -> None:
+        self._announced_s: dict[int, float] = {}
+
+    def announced(self, number: int, *, now_s: float) -> None:
+        """Take note of a version."""
+        self._announced_s[number] = now_s
+
+    def held(self, oldest_version: int, *, now_s: float) -> list[float]:
+        """Return the seconds that versions took which all live engines have reached by now.
+
+        A version that was skipped has been reached by whatever replaced it; it is not counted.
+        """
+        reached = [number for number in self._announced_s if number <= oldest_version]
+        took = {number: now_s - self._announced_s.pop(number) for number in reached}
+        return [took[oldest_version]] if oldest_version in took else []
 
 
 class Registry:
@@ -127,25 +153,27 @@ class Registry:
         )
         return granted_s
 
-    def report(self, host: str, engines: Sequence[EngineReport], *, now_s: float) -> None:
+    def report(
+        self,
+        host: str,
+        engines: Sequence[EngineReport],
+        *,
+        now_s: float,
+        file_target: str = "",
+        copy_numbers: Sequence[int] = (),
+    ) -> None:
         """Take a receiver's word on all engines of its host; replaces its last."""
         self._reports[host] = _HostReport(
-            {engine.url: engine for engine in engines}, now_s + self._report_ttl_s
+            {engine.url: engine for engine in engines},
+            now_s + self._report_ttl_s,
+            file_target,
+            tuple(copy_numbers),
         )
 
     def nodes(self, *, now_s: float) -> list[NodeView]:
         """Return the live nodes by id, each engine with its last report if that is fresh."""
         self._expire(now_s)
-        return [
-            NodeView(
-                lease.node_id,
-                lease.host,
-                lease.rollout_target,
-                tuple(self._engine(lease.host, endpoint) for endpoint in lease.engines),
-                lease.ends_s - now_s,
-            )
-            for _, lease in sorted(self._leases.items())
-        ]
+        return [self._node(lease, now_s) for _, lease in sorted(self._leases.items())]
 
     def serving(self, number: int, *, now_s: float) -> Serving:
         """Count the live engines that hold version `number` or a newer one."""
@@ -175,6 +203,18 @@ class Registry:
                 found[node.host, engine.url] = engine
         return list(found.values())
 
+    def _node(self, lease: _Lease, now_s: float) -> NodeView:
+        report = self._reports.get(lease.host)
+        return NodeView(
+            lease.node_id,
+            lease.host,
+            lease.rollout_target,
+            tuple(self._engine(lease.host, endpoint) for endpoint in lease.engines),
+            lease.ends_s - now_s,
+            report.file_target if report else "",
+            report.copy_numbers if report else (),
+        )
+
     def _engine(self, host: str, endpoint: EngineEndpoint) -> EngineReport:
         reports = self._reports.get(host)
         report = reports.engines.get(endpoint.url) if reports else None
@@ -185,3 +225,14 @@ class Registry:
     def _expire(self, now_s: float) -> None:
         self._leases = {k: v for k, v in self._leases.items() if v.ends_s > now_s}
         self._reports = {k: v for k, v in self._reports.items() if v.ends_s > now_s}
+
+
+def peers_with(nodes: Iterable[NodeView], number: int, *, own_host: str) -> list[str]:
+    """Return where other hosts hand out a copy of a version, each address once, in order."""
+    return sorted(
+        {
+            node.file_target
+            for node in nodes
+            if node.file_target and node.host != own_host and number in node.copy_numbers
+        }
+    )

@@ -5,7 +5,10 @@ from collections.abc import Callable
 from weight_sync.config import ReceiverConfig
 from weight_sync.core.registry import EngineEndpoint
 from weight_sync.drivers.base import EngineDriver
-from weight_sync.drivers.embedded import DriverSettings, EmbeddedDriver
+from weight_sync.drivers.embedded import EmbeddedDriver
+from weight_sync.drivers.http_engine import DriverSettings
+from weight_sync.drivers.sglang import SglangDriver
+from weight_sync.drivers.sglang_distributed import SglangDistributedDriver
 from weight_sync.errors import UnknownEngineKind
 
 DriverFactory = Callable[[EngineEndpoint], EngineDriver]
@@ -23,11 +26,16 @@ def driver_factory(config: ReceiverConfig) -> DriverFactory:
     )
 
     def make(endpoint: EngineEndpoint) -> EngineDriver:
-        if endpoint.kind != "embedded":
-            raise UnknownEngineKind(
-                f"engine {endpoint.url} is of kind {endpoint.kind!r}; this release drives "
-                "'embedded'. Register it under that kind if it speaks the same API"
-            )
-        return EmbeddedDriver(endpoint.url, settings)
+        match endpoint.kind, config.sglang_load:
+            case "embedded", _:
+                return EmbeddedDriver(endpoint.url, settings)
+            case "sglang", "disk":
+                return SglangDriver(endpoint.url, settings)
+            case "sglang", "distributed":
+                return SglangDistributedDriver(endpoint.url, settings, config.collective)
+        raise UnknownEngineKind(
+            f"engine {endpoint.url} is of kind {endpoint.kind!r}; this release drives 'embedded' "
+            "and 'sglang'. Register it under one of them if it speaks that API"
+        )
 
     return make

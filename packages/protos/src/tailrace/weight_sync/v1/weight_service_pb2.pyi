@@ -430,18 +430,28 @@ class ReportEnginesRequest(_message.Message):
 
     HOST_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
+    FILE_TARGET_FIELD_NUMBER: _builtins.int
+    COPY_NUMBERS_FIELD_NUMBER: _builtins.int
     host: _builtins.str
+    file_target: _builtins.str
+    """gRPC address of the receiver's FileService; empty: it serves none."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineReport]: ...
+    @_builtins.property
+    def copy_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Versions of which it holds a verified copy."""
+
     def __init__(
         self,
         *,
         host: _builtins.str = ...,
         engines: _abc.Iterable[Global___EngineReport] | None = ...,
+        file_target: _builtins.str = ...,
+        copy_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "host", b"host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_numbers", b"copy_numbers", "engines", b"engines", "file_target", b"file_target", "host", b"host"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -486,12 +496,18 @@ class Node(_message.Message):
     ROLLOUT_TARGET_FIELD_NUMBER: _builtins.int
     ENGINES_FIELD_NUMBER: _builtins.int
     LEASE_LEFT_S_FIELD_NUMBER: _builtins.int
+    FILE_TARGET_FIELD_NUMBER: _builtins.int
+    COPY_NUMBERS_FIELD_NUMBER: _builtins.int
     node_id: _builtins.str
     host: _builtins.str
     rollout_target: _builtins.str
     lease_left_s: _builtins.float
+    file_target: _builtins.str
+    """As the host's receiver reported."""
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineReport]: ...
+    @_builtins.property
+    def copy_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -500,10 +516,12 @@ class Node(_message.Message):
         rollout_target: _builtins.str = ...,
         engines: _abc.Iterable[Global___EngineReport] | None = ...,
         lease_left_s: _builtins.float = ...,
+        file_target: _builtins.str = ...,
+        copy_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["engines", b"engines", "host", b"host", "lease_left_s", b"lease_left_s", "node_id", b"node_id", "rollout_target", b"rollout_target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_numbers", b"copy_numbers", "engines", b"engines", "file_target", b"file_target", "host", b"host", "lease_left_s", b"lease_left_s", "node_id", b"node_id", "rollout_target", b"rollout_target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

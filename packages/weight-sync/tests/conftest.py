@@ -1,4 +1,4 @@
-"""A service on a free port, a channel to it, and engines that are not real."""
+"""A service on a free port, a channel to it, engines that are not real, versions for stores."""
 
 import asyncio
 import signal
@@ -17,7 +17,10 @@ from service_kit.server import ServerConfig
 from tailrace.weight_sync.v1 import weight_service_pb2
 from weight_sync import Publisher, WeightClient
 from weight_sync.app import App, assemble
+from weight_sync.codecs import Tensor, safetensors_file
 from weight_sync.config import ReceiverConfig, RegistryConfig, StoreConfig, WeightSyncConfig
+from weight_sync.core.manifest import build_manifest
+from weight_sync.stores import Publication, Store
 from weight_sync.testing import FakeEngine
 
 Weights = dict[str, "np.ndarray[Any, np.dtype[np.float32]]"]
@@ -188,3 +191,52 @@ async def engine(base_model: Path) -> AsyncIterator[FakeEngine]:
 async def second_engine(base_model: Path) -> AsyncIterator[FakeEngine]:
     async with FakeEngine(base_model) as engine:
         yield engine
+
+
+class Versions:
+    """The version with a number holds that number in every byte."""
+
+    @staticmethod
+    def model(number: int) -> list[Tensor]:
+        bits = bytes([number]) * (3 << 20)  # several writes
+        return [
+            Tensor("b", "BF16", (2,), memoryview(bytes([number, 0, 0, number]))),
+            Tensor("a", "U8", (len(bits),), memoryview(bits)),
+        ]
+
+    @staticmethod
+    def put(store: Store, number: int, incarnation: int = 1, run: str = "run") -> str:
+        return Versions.fill(store.begin(run, number, incarnation), number, incarnation, run)
+
+    @staticmethod
+    def fill(publication: Publication, number: int, incarnation: int = 1, run: str = "run") -> str:
+        tensors = Versions.model(number)
+        pieces: list[bytes | memoryview] = [safetensors_file.header(tensors)]
+        pieces += [tensor.data for tensor in tensors]
+        payload = publication.write("model.safetensors", pieces)
+        manifest = build_manifest(
+            run=run,
+            incarnation=incarnation,
+            number=number,
+            step=number,
+            parent=0,
+            codec="dense",
+            tensors=[tensor.entry() for tensor in tensors],
+            payloads=[payload],
+        )
+        return publication.commit(manifest)
+
+    @staticmethod
+    def assert_whole(store: Store, uri: str, number: int) -> None:
+        manifest = store.read_manifest(uri)
+        assert manifest.version.number == number
+        (payload,) = manifest.payloads
+        data = store.read_bytes(f"{uri.rsplit('/', 1)[0]}/{payload.name}")
+        found = {t.name: t for t in safetensors_file.tensors(memoryview(data))}
+        for entry in manifest.tensors:
+            found[entry.name].verify(entry)
+
+
+@pytest.fixture
+def versions() -> type[Versions]:
+    return Versions
