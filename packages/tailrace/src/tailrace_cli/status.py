@@ -139,6 +139,29 @@ def limiter_text(limiter: Mapping[str, Any]) -> str:
     return text
 
 
+def nodes(details: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of the registry of engines: a node, and under it what each of its engines holds."""
+    rows = []
+    for node in details.get("nodes", []):
+        copies = ", ".join(map(str, node["copy_numbers"]))
+        facts = [f"host {node['host']}", f"lease {node['lease_left_s']:.0f} s left"]
+        facts += [f"rollouts at {node['rollout_target']}"] if node["rollout_target"] else []
+        facts += [f"copy of {copies} at {node['file_target']}"] if node["file_target"] else []
+        rows.append((f"node {node['node_id']}", ", ".join(facts)))
+        rows += [(f"  {engine['url']}", _engine(engine)) for engine in node["engines"]]
+    return rows
+
+
+def _engine(engine: Mapping[str, Any]) -> str:
+    facts = [f"{engine['kind']} {engine['state']}"]
+    facts += [f"version {engine['version']}"] if engine["version"] else ["no version"]
+    facts += [f"to {engine['target_version']}"] if engine["target_version"] else []
+    facts += [f"{engine['versions_behind']} behind"] if engine["versions_behind"] else []
+    facts += [f"last pause {engine['pause_s']:.3f} s"] if engine["pause_s"] else []
+    facts += [engine["error"]] if engine["error"] else []
+    return ", ".join(facts)
+
+
 def _bytes(count: float) -> str:
     return f"{count / 2**30:.1f} GiB"
 
@@ -147,7 +170,7 @@ def plain(details: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Rows of everything else that says something; one row for each item of a list."""
     rows: list[tuple[str, str]] = []
     for name, value in details.items():
-        if name == "limiters":
+        if name in ("limiters", "nodes"):
             continue
         items = value if isinstance(value, list) else [value]
         for item in items:
@@ -179,7 +202,7 @@ def show(status: StackStatus, console: Console) -> None:
     for service in status.services:
         state = "[green]serving[/]" if service.serving else f"[red]{escape(service.error)}[/]"
         console.print(f"[bold]{service.name}[/] {service.address}  {state}", highlight=False)
-        rows = limiters(service.details) + plain(service.details)
+        rows = limiters(service.details) + nodes(service.details) + plain(service.details)
         if rows:
             table = Table.grid(padding=(0, 2))
             for name, text in rows:

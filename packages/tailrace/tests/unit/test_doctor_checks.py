@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sandbox_client import doctor as sandbox_doctor
 from sandbox_client.config import SandboxServiceConfig
-from tailrace_cli.doctor import compute, disk, examine, memory, ports, sandbox, ulimits
+from tailrace_cli.doctor import compute, disk, examine, memory, ports, sandbox, ulimits, weights
 from tailrace_cli.doctor.base import Finding, Status
 from tailrace_cli.stack.files import LOCAL_STACK
 from tailrace_cli.stack.health import free_ports
@@ -207,3 +207,42 @@ def test_this_host_is_examined_from_python_to_ports() -> None:
         "sandbox",
         "port",
     ]
+
+
+def weights_stack(**receiver: Any) -> StackSpec:
+    process = {"name": "w", "module": "weight_sync", "address": "grpc://127.0.0.1:7000"}
+    return parse_stack({"processes": [process | {"config": {"receiver": receiver}}]}, source="t")
+
+
+def interface(folder: Path, name: str, state: str) -> None:
+    (folder / name).mkdir()
+    (folder / name / "operstate").write_text(f"{state}\n")
+
+
+def test_broadcasts_need_their_interface_and_torch(tmp_path: Path) -> None:
+    for name, state in {"lo": "unknown", "ib0": "up", "eth0": "down"}.items():
+        interface(tmp_path, name, state)
+
+    def found(name: str, torch: object = "there") -> list[tuple[Status, str]]:
+        stack = weights_stack(transports=["store", "collective"], collective={"interface": name})
+        findings = weights.check(stack, tmp_path, lambda _: torch)
+        return [(finding.status, finding.found) for finding in findings]
+
+    for name in ("lo", "ib0"):
+        assert [status for status, _ in found(name)] == [Status.OK, Status.OK]
+    assert found("eth0")[0] == (Status.PROBLEM, "eth0 is down")
+    assert found("ib7")[0] == (Status.PROBLEM, "there is no interface 'ib7'")
+    assert found("lo", torch=None)[1] == (Status.PROBLEM, "collectives need torch")
+
+
+def test_without_broadcasts_no_interface_is_asked_for(tmp_path: Path) -> None:
+    assert weights.check(weights_stack(), tmp_path / "none", lambda _: None) == []
+    distributed = weights_stack(sglang_load="distributed")
+    interface(tmp_path, "lo", "unknown")
+    assert len(weights.check(distributed, tmp_path, lambda _: "there")) == 2
+
+
+def test_wrong_settings_of_weight_sync_are_said(tmp_path: Path) -> None:
+    found = only(weights.check(weights_stack(transports=["pigeon"]), tmp_path))
+    assert found.status is Status.PROBLEM
+    assert "receiver.transports" in found.found

@@ -20,6 +20,7 @@ from tailrace_cli.status import (
     collect,
     fields_of,
     limiters,
+    nodes,
     plain,
     show,
 )
@@ -51,6 +52,33 @@ def test_json_has_zeros_numbers_as_numbers_and_states_by_their_short_names() -> 
     assert (engine["version"], engine["state"]) == (7, "SERVING")
 
 
+def test_each_engine_says_what_it_holds_and_how_far_it_is_behind() -> None:
+    reply = weights_pb.ListNodesResponse(newest_version=9)
+    node = reply.nodes.add(
+        node_id="n", host="h", rollout_target="h:7104", lease_left_s=24.6, file_target="h:7103"
+    )
+    node.copy_numbers.append(9)
+    state = weights_pb.ENGINE_STATE_SERVING
+    node.engines.add(url="http://a", kind="embedded", state=state, version=9, pause_s=0.0271)
+    node.engines.add(
+        url="http://b",
+        kind="sglang",
+        state=weights_pb.ENGINE_STATE_ACTIVATING,
+        target_version=9,
+        versions_behind=9,
+    )
+    node.engines.add(
+        url="http://c", kind="sglang", state=weights_pb.ENGINE_STATE_POISONED, error="torn"
+    )
+    assert nodes(fields_of(reply)) == [
+        ("node n", "host h, lease 25 s left, rollouts at h:7104, copy of 9 at h:7103"),
+        ("  http://a", "embedded SERVING, version 9, last pause 0.027 s"),
+        ("  http://b", "sglang ACTIVATING, no version, to 9, 9 behind"),
+        ("  http://c", "sglang POISONED, no version, torn"),
+    ]
+    assert plain(fields_of(reply)) == [("newest_version", "9")]
+
+
 def test_maps_keep_their_keys() -> None:
     reply = rollout_pb.GetStatusResponse(groups={"RUNNING": 3})
     assert fields_of(reply)["groups"] == {"RUNNING": 3}
@@ -72,9 +100,9 @@ def test_a_limiter_says_what_is_in_use_of_what_and_who_waits() -> None:
 
 
 def test_items_of_nested_lists_get_rows_of_their_own() -> None:
-    details = {"nodes": [{"host": "h", "engines": [{"url": "a"}, {"url": "b"}]}], "empty": []}
+    details = {"groups": [{"host": "h", "engines": [{"url": "a"}, {"url": "b"}]}], "empty": []}
     assert plain(details) == [
-        ("nodes", "host h"),
+        ("groups", "host h"),
         ("  engines", "url a"),
         ("  engines", "url b"),
     ]

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tailrace_cli.doctor import compute, disk, memory, ports, sandbox, ulimits
+from tailrace_cli.doctor import compute, disk, memory, ports, sandbox, ulimits, weights
 from tailrace_cli.doctor.base import Finding, Status
 from tailrace_cli.stack.spec import StackSpec
 
@@ -31,6 +31,7 @@ def examine(stack: StackSpec) -> list[Finding]:
         *disk.check(),
         *ulimits.check(),
         *sandbox.check(stack),
+        *weights.check(stack),
         *ports.check(stack),
     ]
 
