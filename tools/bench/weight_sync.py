@@ -1,4 +1,8 @@
-"""weight-sync against what others do: bytes, CPU time.
+"""weight-sync against what others do: bytes and CPU time of codecs, transports, pauses of engines.
+
+    python tools/bench/weight_sync.py                      codecs and transports
+    python tools/bench/weight_sync.py --parts codecs
+    python tools/sglang_cpu/serve.py python tools/bench/weight_sync.py --parts pauses
 
 The codec part compares ulp-gap with XOR+zstd-1, overwrite+zstd-1 and index+value, in one run and on
 the same tensors: Gaussian fp32 masters after an Adam-like update that changes so many percent of
@@ -10,8 +14,9 @@ compared bit by bit.
 * `encode_cpu_ratio`, `decode_cpu_ratio`: CPU-seconds per GB of model, of those of XOR+zstd-1; the
   worst of the densities up to 8 %. Decoding is from the base's memory into other memory.
 
-CPU time is one thread's; rounds of the rivals alternate. The last line is JSON; spreads are the
-lowest and the highest value.
+CPU time there is one thread's; rounds of the rivals alternate. What the figures of the other parts
+mean stands in `weights/transports.py` and `weights/pauses.py`. The last line is JSON; spreads are
+the lowest and the highest value.
 """
 
 from __future__ import annotations
@@ -29,16 +34,31 @@ sys.path.pop(0)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.weights.delta_codecs import PERCENTS, codec_figures
+from bench.weights.pauses import pause_figures
+from bench.weights.transports import transport_figures
+
+PARTS = ("codecs", "transports", "pauses")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=7, help="rounds (default 7)")
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS[:2])
+    parser.add_argument("--runs", type=int, default=7, help="rounds, or versions (default 7)")
+    parser.add_argument("--mib", type=int, default=256, help="size of the payload (default 256)")
     parser.add_argument(
         "--percents", type=float, nargs="+", default=PERCENTS, help="changed, for the codecs"
     )
     arguments = parser.parse_args()
-    figures = codec_figures(arguments.runs, arguments.percents)
+    figures: dict[str, list[float]] = {}
+    if "codecs" in arguments.parts:
+        figures |= codec_figures(arguments.runs, arguments.percents)
+    if "transports" in arguments.parts:
+        figures |= transport_figures(arguments.runs, arguments.mib)
+    if "pauses" in arguments.parts:
+        figures |= pause_figures(arguments.runs)
+    print()
+    for name, values in figures.items():
+        print(f"{name:28s} {statistics.median(values):10.4f}  {min(values):.4f}..{max(values):.4f}")
     print(
         "\n"
         + json.dumps(
