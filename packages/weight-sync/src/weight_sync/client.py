@@ -48,6 +48,11 @@ class WeightClient:
         )
         return Grant(response.incarnation, response.last_number, response.store_uri)
 
+    async def plan_version(self, run: str, *, timeout_s: float) -> Sequence[str]:
+        """Return the hosts that the next version helps only if it goes out whole."""
+        response = await self._stub.PlanVersion(pb.PlanVersionRequest(run=run), timeout=timeout_s)
+        return tuple(response.stuck_hosts)
+
     async def announce(self, announced: AnnouncedVersion, *, timeout_s: float) -> Needed:
         """Make a committed version known, and learn which versions must stay."""
         response = await self._stub.Announce(
@@ -113,15 +118,17 @@ class WeightClient:
         *,
         file_target: str = "",
         copy_numbers: Sequence[int] = (),
+        stuck_at: int = 0,
         timeout_s: float,
     ) -> None:
-        """Report on every engine of a host, and which versions its receiver hands out."""
+        """Report on every engine of a host, on copies to hand out, and where it is stuck."""
         await self._stub.ReportEngines(
             pb.ReportEnginesRequest(
                 host=host,
                 engines=[wire.report_to_proto(engine) for engine in engines],
                 file_target=file_target,
                 copy_numbers=copy_numbers,
+                stuck_at=stuck_at,
             ),
             timeout=timeout_s,
         )

@@ -174,6 +174,9 @@ class ReceiverConfig(Config):
     max_retry_s: float = pydantic.Field(default=60.0, gt=0)
     """Longest wait after failures."""
 
+    stuck_after: int = pydantic.Field(default=2, ge=1)
+    """After so many failures in a row to get to a version the publisher is asked for an anchor."""
+
     idle_timeout_s: float = pydantic.Field(default=20.0, gt=0)
     """Silence on the stream of versions after which it is opened again."""
 

@@ -3,19 +3,27 @@
 
 
 class WeightSyncError(Exception):
-    """Anything this package refuses or fails at; `retryable` says whether a retry can help."""
+    """Anything this package refuses or fails at.
+
+    `retryable` says whether a retry can help, `anchor_helps` whether a version sent whole can where
+    this one does not arrive.
+    """
 
     retryable = False
+    anchor_helps = False
 
 
 class ManifestError(WeightSyncError):
     """A manifest is truncated, of an unknown format, or contradicts itself."""
+
+    anchor_helps = True
 
 
 class ChecksumMismatch(WeightSyncError):
     """Bytes are not the ones the manifest names. Fetching them again can help."""
 
     retryable = True
+    anchor_helps = True
 
 
 class PayloadCorrupt(ChecksumMismatch):
@@ -26,6 +34,7 @@ class PayloadMissing(WeightSyncError):
     """A file that a manifest or an announcement names is not there: pruned, or not visible yet."""
 
     retryable = True
+    anchor_helps = True
 
 
 class NotOffered(PayloadMissing):
@@ -65,9 +74,13 @@ class NumberNotRising(WeightSyncError):
 class AnchorRequired(WeightSyncError):
     """A delta was announced whose base this incarnation never announced; publish an anchor."""
 
+    anchor_helps = True
+
 
 class UnknownCodec(WeightSyncError):
     """A manifest names a codec that this receiver does not have."""
+
+    anchor_helps = True
 
 
 class IllegalTransition(WeightSyncError):

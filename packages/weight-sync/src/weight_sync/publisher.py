@@ -17,8 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import grpc
-import numpy as np
-from numpy.typing import NDArray
 from service_kit.deadlines import Deadline
 from service_kit.errors import Reason, ServiceError
 from service_kit.telemetry import current_traceparent
@@ -26,13 +24,7 @@ from service_kit.telemetry import current_traceparent
 from weight_sync.client import WeightClient
 from weight_sync.codecs import Dense, Tensor, delta_codec
 from weight_sync.config import PublishConfig
-from weight_sync.core.manifest import (
-    DTYPE_BYTES,
-    Manifest,
-    PolicyVersion,
-    build_manifest,
-    check_run,
-)
+from weight_sync.core.manifest import Manifest, PolicyVersion, build_manifest, check_run
 from weight_sync.core.plan import Link, prunable
 from weight_sync.core.shards import ShardTicket
 from weight_sync.errors import Fenced
@@ -40,44 +32,25 @@ from weight_sync.sharded import collect_shards
 from weight_sync.snapshot import Snapshot, take_snapshot
 from weight_sync.stores import Store, open_store
 from weight_sync.telemetry import Instruments, tracer
+from weight_sync.tensors import RawTensor, TensorLike, raw_tensor
 from weight_sync.transports.base import Sender
 from weight_sync.types import AnnouncedVersion, Needed
 
-__all__ = ["PolicyVersion", "PublishConfig", "Published", "Publisher", "RawTensor"]
+__all__ = [
+    "PolicyVersion",
+    "PublishConfig",
+    "Published",
+    "Publisher",
+    "RawTensor",
+    "TensorLike",
+]
 
 logger = logging.getLogger(__name__)
 
 _ANNOUNCE_S = 10.0
+_PLAN_S = 2.0
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 2.0
-_DTYPE_OF_NUMPY: Mapping[str, str] = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RawTensor:
-    """A tensor given by its bits, for dtypes that numpy has not."""
-
-    bits: "NDArray[np.generic] | bytes | bytearray | memoryview"
-    """C-contiguous, little-endian; for BF16 usually a uint16 array."""
-    dtype: str
-    """safetensors' name: `BF16`, `F8_E4M3`, `F32`, ..."""
-    shape: tuple[int, ...] | None = None
-    """None: that of `bits`, which then is an array with one element for each of the tensor's."""
-
-
-TensorLike = NDArray[np.generic] | RawTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,27 +191,19 @@ class Publisher:
                 began_s = time.perf_counter()
                 number, self._next = self._next, self._next + 1
                 raw = [raw_tensor(name, value) for name, value in tensors.items()]
+                base = await self._base(raw, deadline)
                 # An abandoned write goes on in its thread, into a folder of its own.
                 async with asyncio.timeout(deadline.remaining_s()):
-                    manifest, uri = await asyncio.to_thread(self._write, raw, number, step, parent)
+                    manifest, uri = await asyncio.to_thread(
+                        self._write, raw, base, number, step, parent
+                    )
                 written_s = time.perf_counter()
                 needed = await self._make_known(manifest, uri, deadline)
                 announced_s = time.perf_counter()
                 await self._remember(raw, manifest)
                 await asyncio.to_thread(self._prune, needed)
                 span.set_attribute("weight_sync.version", number)
-        self._instruments.published_bytes.add(manifest.payload_bytes)
-        share = manifest.payload_bytes / max(1, manifest.model_bytes)
-        self._instruments.payload_share.record(share, {"codec": manifest.codec})
-        self._instruments.publish_s.record(announced_s - began_s)
-        self.last = Published(
-            manifest.version,
-            manifest.base,
-            manifest.payload_bytes,
-            write_s=written_s - began_s,
-            announce_s=announced_s - written_s,
-        )
-        return manifest.version
+        return self._published(manifest, began_s, written_s, announced_s)
 
     async def begin_shards(
         self, *, shards: int, step: int, parent: int | None = None
@@ -278,6 +243,15 @@ class Publisher:
             needed = await self._make_known(manifest, uri, deadline)
             announced_s = time.perf_counter()
             await asyncio.to_thread(self._prune, needed)
+        return self._published(manifest, began_s, written_s, announced_s)
+
+    def _published(
+        self, manifest: Manifest, began_s: float, written_s: float, announced_s: float
+    ) -> PolicyVersion:
+        share = manifest.payload_bytes / max(1, manifest.model_bytes)
+        self._instruments.published_bytes.add(manifest.payload_bytes)
+        self._instruments.payload_share.record(share, {"codec": manifest.codec})
+        self._instruments.publish_s.record(announced_s - began_s)
         self.last = Published(
             manifest.version,
             manifest.base,
@@ -296,10 +270,30 @@ class Publisher:
         self._sender.start(uri, manifest)
         return needed
 
+    async def _base(self, tensors: list[Tensor], deadline: Deadline) -> Snapshot | None:
+        """Return what to send a delta of; None: send an anchor."""
+        if self._snapshot is None:
+            return None
+        try:
+            stuck = await self._client.plan_version(self.run, timeout_s=deadline.within(_PLAN_S))
+        except ServiceError as error:
+            # Nobody is helped by waiting: whoever is stuck will still be at the next version.
+            logger.warning("could not ask whether a delta will do: %s", error)
+            stuck = ()
+        if stuck:
+            logger.warning("publishing an anchor for hosts that are stuck: %s", ", ".join(stuck))
+            return None
+        return self._snapshot
+
     def _write(
-        self, tensors: list[Tensor], number: int, step: int, parent: int
+        self,
+        tensors: list[Tensor],
+        snapshot: Snapshot | None,
+        number: int,
+        step: int,
+        parent: int,
     ) -> tuple[Manifest, str]:
-        config, snapshot = self._config, self._snapshot
+        config = self._config
         base = snapshot.base_for(tensors, config) if snapshot else None
         publication = self._store.begin(self.run, number, self.incarnation)
         try:
@@ -397,50 +391,3 @@ class Publisher:
                     self._store.remove(version)
         except OSError:
             logger.exception("run %s: could not prune old versions", self.run)
-
-
-def raw_tensor(name: str, value: TensorLike) -> Tensor:
-    """Return a tensor's bytes without copying them, if they are contiguous.
-
-    Raises:
-        ValueError: it is not what its label says.
-    """
-    if isinstance(value, RawTensor):
-        return _labelled(name, value)
-    dtype = _DTYPE_OF_NUMPY.get(value.dtype.name)
-    if dtype is None or value.dtype.byteorder == ">":
-        raise ValueError(
-            f"tensor {name}: cannot tell what {value.dtype} means; expected one of "
-            f"{sorted(_DTYPE_OF_NUMPY)} in little-endian order, or RawTensor(bits, dtype). "
-            "For bf16 bits: RawTensor(array, 'BF16')"
-        )
-    return Tensor(name, dtype, value.shape, _bytes(value))
-
-
-def _labelled(name: str, raw: RawTensor) -> Tensor:
-    if raw.dtype not in DTYPE_BYTES:
-        raise ValueError(
-            f"tensor {name}: expected a dtype of {sorted(DTYPE_BYTES)}, found {raw.dtype!r}"
-        )
-    shape = raw.shape
-    if isinstance(raw.bits, np.ndarray):
-        data = _bytes(raw.bits)
-        shape = raw.bits.shape if shape is None else shape
-    else:
-        data = memoryview(raw.bits).cast("B")
-    if shape is None:
-        raise ValueError(f"tensor {name}: bytes have no shape of their own; give one")
-    expected = int(np.prod(shape, dtype=np.int64)) * DTYPE_BYTES[raw.dtype]
-    if data.nbytes != expected:
-        raise ValueError(
-            f"tensor {name}: {raw.dtype} of shape {list(shape)} is {expected} bytes, found "
-            f"{data.nbytes}"
-        )
-    return Tensor(name, raw.dtype, tuple(shape), data)
-
-
-def _bytes(array: NDArray[np.generic]) -> memoryview:
-    """Return an array's memory as flat bytes; copies only what is not contiguous."""
-    if array.nbytes == 0:
-        return memoryview(b"")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

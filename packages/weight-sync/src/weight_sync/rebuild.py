@@ -5,7 +5,7 @@ from concurrent.futures import Executor
 from pathlib import Path
 
 from weight_sync.codecs import Delta, Tensor
-from weight_sync.core.manifest import Manifest, PayloadFile, TensorEntry, digest
+from weight_sync.core.manifest import Manifest, TensorEntry
 from weight_sync.errors import ChecksumMismatch
 from weight_sync.model_files import mapped, tensors_in
 
@@ -29,20 +29,13 @@ class Rebuild:
         self._proven = {entry.name: entry for entry in start.tensors} if proven else {}
         self._pool = pool
 
-    def apply(self, path: Path, payload: PayloadFile, codec: Delta) -> None:
-        """Apply one payload file of the delta that comes next.
+    def apply(self, path: Path, codec: Delta) -> None:
+        """Apply one payload file, proven to be the manifest's, of the delta that comes next.
 
         Raises:
-            ChecksumMismatch: it is not the one that its manifest names, or makes no sense.
+            PayloadCorrupt: it makes no sense.
         """
-        data = mapped(path)
-        found = digest(data)
-        if found != payload.checksum:
-            raise ChecksumMismatch(
-                f"payload {payload.name}: expected checksum {payload.checksum}, found {found}. "
-                "Fetch it again; if it stays, publish an anchor"
-            )
-        for name in codec.apply(data, self._tensors, self._pool):
+        for name in codec.apply(mapped(path), self._tensors, self._pool):
             self._proven.pop(name, None)
 
     def verify(self, manifest: Manifest) -> None:

@@ -27,6 +27,7 @@ from weight_sync.core.receiver import (
     Activate,
     Activated,
     ActivateFailed,
+    Attempts,
     Event,
     Phase,
     Prepare,
@@ -84,6 +85,7 @@ class Receiver:
         self._engines: dict[str, Engine] = {}
         self._newest: AnnouncedVersion | None = None
         self._seen: set[int] = set()
+        self._attempts = Attempts(config.stuck_after)
         self._instruments = Instruments()
         self._work = asyncio.Event()
         self._changed = asyncio.Event()
@@ -118,6 +120,10 @@ class Receiver:
                     known = self._newest.version if self._newest else None
                     if supersedes(announced.version, known):
                         self._newest = announced
+                        if announced.base == 0:
+                            # It may be the way out for which an engine waits.
+                            for engine in self._engines.values():
+                                engine.retry_at_s = 0.0
                         self._work.set()
             await asyncio.sleep(config.poll_interval_s)
 
@@ -266,11 +272,14 @@ class Receiver:
             reason = str(error) or f"not prepared within {self._config.prepare_timeout_s:g} s"
             logger.warning("version %d: %s", announced.version.number, reason)
             self._instruments.failures.add(1, {"step": "prepare"})
+            if isinstance(error, WeightSyncError) and error.anchor_helps:
+                self._attempts.failed(announced.version.number)
             for engine in engines:
                 if engine.state.phase is Phase.PREPARING:
                     self._apply(engine, PrepareFailed(reason))
                 self._back_off(engine)
             return None
+        self._attempts.succeeded()
         self._instruments.prepare_s.record(shadow.prepare_s)
         self._instruments.fetched_bytes.add(shadow.moved_bytes)
         version = shadow.manifest.version
@@ -357,6 +366,7 @@ class Receiver:
                     self.reports(),
                     file_target=self._file_target,
                     copy_numbers=self._copies.numbers,
+                    stuck_at=self._attempts.stuck_at,
                     timeout_s=config.call_timeout_s,
                 )
 

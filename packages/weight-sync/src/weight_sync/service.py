@@ -14,6 +14,7 @@ from tailrace.weight_sync.v1 import weight_service_pb2_grpc as pb_grpc
 
 from weight_sync import errors, wire
 from weight_sync.core.manifest import Manifest, check_run
+from weight_sync.core.plan import Link, stuck
 from weight_sync.core.registry import Arrivals, NodeView, Registry
 from weight_sync.failures import service_failure
 from weight_sync.state import VersionLog
@@ -87,6 +88,14 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
             store_uri=self._store_uri,
         )
 
+    async def PlanVersion(  # noqa: N802
+        self, request: pb.PlanVersionRequest, context: Context
+    ) -> pb.PlanVersionResponse:
+        """Say whom a delta would not help."""
+        links = [Link(v.version.number, v.base) for v in self._log.versions(request.run)]
+        hosts = stuck(links, self._registry.stuck_at(now_s=self._clock()))
+        return pb.PlanVersionResponse(stuck_hosts=hosts)
+
     async def Announce(  # noqa: N802
         self, request: pb.AnnounceRequest, context: Context
     ) -> pb.AnnounceResponse:
@@ -156,6 +165,7 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
             now_s=self._clock(),
             file_target=request.file_target,
             copy_numbers=request.copy_numbers,
+            stuck_at=request.stuck_at,
         )
         now_s = self._clock()
         oldest = self._registry.serving(0, now_s=now_s).oldest_version

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from weight_sync.codecs import anchor_codec, delta_codec
+from weight_sync.codecs import Delta, anchor_codec, delta_codec
 from weight_sync.core.manifest import Manifest, PayloadFile
 from weight_sync.core.plan import Link, chain
-from weight_sync.errors import ChecksumMismatch, ManifestError
+from weight_sync.errors import ChecksumMismatch, ManifestError, PayloadMissing, WeightSyncError
 from weight_sync.locks import exclusive
 from weight_sync.model_files import copy_file, model_files, tensors_in
 from weight_sync.model_index import write_index
@@ -134,15 +135,7 @@ class ShadowFolder:
                 hidden = self.root / f"{_HIDDEN}{folder.name}-{next(self._tries)}"
                 hidden.mkdir()
                 try:
-                    moved_bytes = self._from_peers(announced, manifest, hidden, pool)
-                    if moved_bytes:
-                        pass
-                    elif manifest.is_anchor:
-                        moved_bytes = self._fetch_anchor(hidden, announced, manifest)
-                        with self._instruments.timed("verify"):
-                            verify(tensors_in(hidden), manifest, pool)
-                    else:
-                        moved_bytes = self._rebuild(hidden, announced, manifest, history, pool)
+                    moved_bytes = self._bring(hidden, announced, manifest, history, pool)
                     _link_base(base_model, hidden)
                     hidden.rename(folder)
                 except BaseException:
@@ -166,10 +159,66 @@ class ShadowFolder:
         try:
             verify(tensors_in(folder), manifest, pool)
         except ChecksumMismatch:
-            self._whole.pop(folder, None)
+            # What changed this one may have changed those that were proven here before, too.
+            self._whole.clear()
             shutil.rmtree(folder)
             return False
         return True
+
+    def _bring(
+        self,
+        hidden: Path,
+        announced: AnnouncedVersion,
+        manifest: Manifest,
+        history: Iterable[AnnouncedVersion],
+        pool: Executor,
+    ) -> int:
+        """Get to a version by one way after another; return the payload bytes moved."""
+
+        def payloads(afresh: bool) -> int:
+            return self._from_payloads(hidden, announced, manifest, history, pool, afresh=afresh)
+
+        def peers() -> int:
+            return self._from_peers(announced, manifest, hidden, pool)
+
+        ways: list[Callable[[], int]] = [partial(payloads, False), partial(payloads, True)]
+        if self._models is not None:
+            # A newcomer is spared the anchor and every delta; others need peers only when stuck.
+            newcomer = not any(not path.name.startswith(".") for path in self.root.iterdir())
+            ways.insert(0 if newcomer else len(ways), peers)
+        for way in ways[:-1]:
+            try:
+                return way()
+            except WeightSyncError as error:
+                if not error.anchor_helps:
+                    raise
+                logger.info("version %s: %s; trying otherwise", manifest.version.label, error)
+            for path in hidden.iterdir():
+                path.unlink()
+        return ways[-1]()
+
+    def _from_payloads(
+        self,
+        hidden: Path,
+        announced: AnnouncedVersion,
+        manifest: Manifest,
+        history: Iterable[AnnouncedVersion],
+        pool: Executor,
+        *,
+        afresh: bool,
+    ) -> int:
+        """Fetch an anchor, or rebuild a delta; return the payload bytes moved.
+
+        Files that are shared with the store are not read before they are used, and shadows that
+        were proven once are built on; what comes of it is verified. `afresh` takes neither on
+        trust: a shared file that is damaged is then fetched by the next transport.
+        """
+        if not manifest.is_anchor:
+            return self._rebuild(hidden, announced, manifest, history, pool, afresh=afresh)
+        moved_bytes = self._fetch_anchor(hidden, announced, manifest, read=afresh)
+        with self._instruments.timed("verify"):
+            verify(tensors_in(hidden), manifest, pool)
+        return moved_bytes
 
     def _rebuild(
         self,
@@ -178,6 +227,8 @@ class ShadowFolder:
         manifest: Manifest,
         history: Iterable[AnnouncedVersion],
         pool: Executor,
+        *,
+        afresh: bool,
     ) -> int:
         """Copy the nearest version at hand, apply the deltas since, verify what they changed.
 
@@ -185,34 +236,36 @@ class ShadowFolder:
             Payload bytes moved.
         """
         versions = {v.version.number: v for v in (*history, announced)}
-        held = self._held(versions)
+        held = {} if afresh else self._held(versions)
         links = {number: Link(number, v.base) for number, v in versions.items()}
         steps = chain(links, announced.version.number, held=held)
-        nearest = held.get(links[steps[0]].base)
+        source = held.get(links[steps[0]].base) or versions[steps.pop(0)]
+        # All of them before the copy, which takes long: one that is damaged costs little then.
+        deltas: list[tuple[Path, Delta]] = []
         moved_bytes = 0
-        if nearest is None:
-            anchor = versions[steps.pop(0)]
-            start = self.read_manifest(anchor)
-            moved_bytes = self._fetch_anchor(hidden, anchor, start, own=True)
-        else:
-            start = self._whole[nearest]
-            for path in model_files(nearest):
+        for number in steps:
+            delta = self.read_manifest(versions[number])
+            for payload in delta.payloads:
+                into = hidden / f".{number}-{payload.name}"
+                moved_bytes += self._fetch(versions[number], payload, into, read=True).moved_bytes
+                deltas.append((into, delta_codec(delta.codec)))
+        if isinstance(source, Path):
+            start = self._whole[source]
+            for path in model_files(source):
                 copy_file(path, hidden / path.name)
+        else:
+            start = self.read_manifest(source)
+            moved_bytes += self._fetch_anchor(hidden, source, start, read=afresh, own=True)
         if start.layout_hash != manifest.layout_hash:
             raise ManifestError(
                 f"version {announced.version.number} is a delta of version "
                 f"{start.version.number}, which has other tensors. Publish an anchor"
             )
-        rebuild = Rebuild(hidden, start, pool, proven=nearest is not None)
-        for number in steps:
-            delta = self.read_manifest(versions[number])
-            codec = delta_codec(delta.codec)
-            for payload in delta.payloads:
-                into = hidden / f".{number}-{payload.name}"
-                moved_bytes += self._fetch(versions[number], payload, into).moved_bytes
-                with self._instruments.timed("decode"):
-                    rebuild.apply(into, payload, codec)
-                into.unlink()
+        rebuild = Rebuild(hidden, start, pool, proven=isinstance(source, Path))
+        for into, codec in deltas:
+            with self._instruments.timed("decode"):
+                rebuild.apply(into, codec)
+            into.unlink()
         with self._instruments.timed("verify"):
             rebuild.verify(manifest)
         return moved_bytes
@@ -228,7 +281,13 @@ class ShadowFolder:
         }
 
     def _fetch_anchor(
-        self, into: Path, announced: AnnouncedVersion, manifest: Manifest, *, own: bool = False
+        self,
+        into: Path,
+        announced: AnnouncedVersion,
+        manifest: Manifest,
+        *,
+        read: bool,
+        own: bool = False,
     ) -> int:
         """Put an anchor's model files into a folder; with `own`, not as files that others share.
 
@@ -240,7 +299,7 @@ class ShadowFolder:
         moved_bytes = 0
         for index, payload in enumerate(manifest.payloads):
             name = f"model-{index + 1:05d}.safetensors" if many else "model.safetensors"
-            fetched = self._fetch(announced, payload, into / name)
+            fetched = self._fetch(announced, payload, into / name, read=read)
             moved_bytes += fetched.moved_bytes
             if own and not fetched.moved_bytes:
                 shared = into / f".{name}"
@@ -249,31 +308,28 @@ class ShadowFolder:
                 shared.unlink()
         return moved_bytes
 
-    def _fetch(self, announced: AnnouncedVersion, payload: PayloadFile, into: Path) -> Fetched:
+    def _fetch(
+        self, announced: AnnouncedVersion, payload: PayloadFile, into: Path, *, read: bool
+    ) -> Fetched:
         with self._instruments.timed("fetch"):
-            return self._transport.fetch(announced.manifest_uri, payload, into)
+            return self._transport.fetch(announced.manifest_uri, payload, into, read=read)
 
     def _from_peers(
         self, announced: AnnouncedVersion, manifest: Manifest, into: Path, pool: Executor
     ) -> int:
-        """Take verified model files of other receivers; a host that has a shadow needs none.
+        """Take verified model files of other receivers.
 
         Returns:
-            Bytes moved; 0: nobody had them.
+            Bytes moved.
+
+        Raises:
+            PayloadMissing: nobody has them.
+            ChecksumMismatch: what came is not the version.
         """
-        has_shadow = any(not path.name.startswith(".") for path in self.root.iterdir())
-        if self._models is None or has_shadow:
-            return 0
-        models = list(self._models.fetch_model(announced, into))
+        models = list(self._models.fetch_model(announced, into)) if self._models else []
         if not models:
-            return 0
-        try:
-            verify(tensors_in(into), manifest, pool)
-        except ChecksumMismatch as error:
-            logger.warning("a peer's copy is not version %s: %s", manifest.version.label, error)
-            for path in models:
-                path.unlink()
-            return 0
+            raise PayloadMissing(f"no peer has version {manifest.version.label}")
+        verify(tensors_in(into), manifest, pool)
         return sum(path.stat().st_size for path in models)
 
 

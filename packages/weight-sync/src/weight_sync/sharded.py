@@ -11,16 +11,13 @@ version up, and nobody ever sees it. A coordinator that dies leaves no manifest:
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from weight_sync.codecs import safetensors_file
 from weight_sync.core.manifest import Manifest, build_manifest
 from weight_sync.core.shards import ShardReceipt, ShardTicket, joined
 from weight_sync.errors import ShardMissing
 from weight_sync.stores import Publication, Store, open_store
-
-if TYPE_CHECKING:
-    from weight_sync.publisher import TensorLike
+from weight_sync.tensors import TensorLike, raw_tensor
 
 __all__ = ["ShardReceipt", "ShardTicket", "collect_shards", "write_shard"]
 
@@ -29,7 +26,7 @@ _POLL_S = 0.02
 
 
 def write_shard(
-    ticket: ShardTicket, rank: int, tensors: "Mapping[str, TensorLike]", store: Store | None = None
+    ticket: ShardTicket, rank: int, tensors: Mapping[str, TensorLike], store: Store | None = None
 ) -> ShardReceipt:
     """Write this rank's tensors, each whole and no other rank's, and vouch for them.
 
@@ -46,8 +43,6 @@ def write_shard(
         FileNotFoundError: the coordinator has given the version up.
         ValueError: a tensor is not what its label says.
     """
-    from weight_sync.publisher import raw_tensor
-
     store = store or open_store(ticket.store_uri)
     publication = store.join(ticket.run, ticket.number, ticket.incarnation)
     raw = safetensors_file.in_file_order([raw_tensor(n, value) for n, value in tensors.items()])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 from service_kit.channel import Channel, ChannelConfig, open_channel
-from service_kit.errors import Unauthenticated
+from service_kit.errors import Unauthenticated, Unavailable
 from weight_sync import (
     EngineEndpoint,
     EngineReport,
@@ -22,7 +22,9 @@ from weight_sync import (
     WeightClient,
 )
 from weight_sync.config import ReceiverConfig, StaticEngine, WeightSyncConfig
+from weight_sync.core.manifest import Manifest
 from weight_sync.core.receiver import Phase
+from weight_sync.stores import FolderStore
 from weight_sync.stores.folder import path_of
 from weight_sync.testing import FakeEngine, Fault, root_of
 
@@ -76,6 +78,12 @@ class Stack:
                 return reports
             await asyncio.sleep(0.01)
         raise AssertionError(await self.reports())
+
+    async def asks_for_an_anchor(self) -> None:
+        """Wait until the host's receiver is known to be stuck."""
+        async with asyncio.timeout(10):
+            while await self.client.plan_version("run", timeout_s=5) != ("host",):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
     def assert_truthful(self, *engines: FakeEngine) -> None:
         """Whatever an engine ever generated with was what its label said."""
@@ -411,18 +419,76 @@ async def test_a_payload_that_cannot_be_verified_never_reaches_an_engine(
         payload.write_bytes(data)
         engine.calls.clear()
         await engine.start()
-        report = await stack.until(lambda r: "with checksum" in r.error or "payload" in r.error)
+        report = await stack.until(lambda r: "expected checksum" in r.error)
         assert report.version == 0
+        await stack.asks_for_an_anchor()
         assert engine.calls == []
-        version = await stack.publish(weights(3))
-        if codec != "dense":
-            # What builds on it cannot be made either: the next anchor mends that.
-            await stack.until(lambda r: r.target_version == 3 or "payload" in r.error)
-            assert engine.calls == []
-            await stack.publish(weights(4))
-            version = await stack.publish(weights(5))
+        # What builds on it could not be made either: the next version is an anchor, and no other.
+        for seed in (3, 4):
+            version = await stack.publish(weights(seed))
+            await stack.reached(version)
+            assert engine.root() == stack.roots[version.label]
+        bases = [v.base for v in (await stack.client.list_versions(timeout_s=5)).versions]
+        assert bases == ([0, 0, 0, 0] if codec == "dense" else [0, 1, 0, 3])
+
+
+async def test_a_payload_that_is_seen_late_costs_no_anchor(
+    config: WeightSyncConfig, run_service: Any, engine: FakeEngine, weights: Weights, codec: str
+) -> None:
+    """As on a file system whose clients see a new file some time after the manifest."""
+    receiver = receiving(config, engine).receiver.model_copy(update={"retry_s": 0.3})
+    async with opened(run_service, config.model_copy(update={"receiver": receiver})) as stack:
+        await stack.reached(await stack.publish(weights(1)))
+        hidden: list[Path] = []
+
+        class Late:
+            def open(self, uri: str, manifest: Manifest) -> None:
+                payload = path_of(uri).parent / manifest.payloads[0].name
+                hidden.append(payload.rename(payload.with_suffix(".hidden")))
+
+            def start(self, uri: str, manifest: Manifest) -> None:
+                pass
+
+        stack.publisher._sender = Late()
+        version = await stack.publish(weights(2))
+        await stack.until(lambda r: "not there" in r.error or "no file" in r.error)
+        manifest = FolderStore(config.store_folder).read_manifest(
+            (await stack.client.list_versions(timeout_s=5)).versions[-1].manifest_uri
+        )
+        hidden[0].rename(hidden[0].with_name(manifest.payloads[0].name))
         await stack.reached(version)
-        assert engine.root() == stack.roots[version.label]
+        stack.publisher._sender = None
+        await stack.reached(await stack.publish(weights(3)))
+        bases = [v.base for v in (await stack.client.list_versions(timeout_s=5)).versions]
+        assert bases == ([0, 0, 0] if codec == "dense" else [0, 1, 2])
+
+
+async def test_an_anchor_ends_the_wait_after_failures(
+    config: WeightSyncConfig, run_service: Any, engine: FakeEngine, weights: Weights
+) -> None:
+    receiver = receiving(config, engine).receiver.model_copy(update={"retry_s": 60.0})
+    async with opened(run_service, config.model_copy(update={"receiver": receiver})) as stack:
+        await stack.reached(await stack.publish(weights(1)))
+        engine.faults.append(Fault.REFUSE)
+        await stack.publish(weights(2))
+        await stack.until(lambda r: r.phase is Phase.POISONED)
+        stack.publisher._snapshot = None  # the next one is an anchor
+        await stack.reached(await stack.publish(weights(3)))
+        stack.assert_truthful(engine)
+
+
+async def test_a_service_that_is_away_does_not_keep_a_delta_from_being_written(
+    stack: Stack, engine: FakeEngine, weights: Weights, monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    await stack.publish(weights(1))
+
+    async def away(*_: Any, **__: Any) -> None:
+        raise Unavailable("the service is away")
+
+    monkeypatch.setattr(WeightClient, "plan_version", away)
+    await stack.reached(await stack.publish(weights(2)))
+    assert stack.publisher.last is not None
+    assert stack.publisher.last.base == (0 if codec == "dense" else 1)
 
 
 async def test_without_a_model_folder_the_error_says_what_to_set(

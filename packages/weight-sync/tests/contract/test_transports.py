@@ -203,7 +203,9 @@ class Broken:
         self.calls += 1
         raise self.error
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Any:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Any:
         self.calls += 1
         into.write_text("torn")
         raise self.error

@@ -11,6 +11,7 @@ from weight_sync.core.receiver import (
     Activate,
     Activated,
     ActivateFailed,
+    Attempts,
     EngineState,
     Event,
     Lost,
@@ -250,6 +251,20 @@ def test_only_the_newest_version_is_wanted() -> None:
     assert wants(SERVING, version(2))
     assert not wants(SERVING, version(1))
     assert not wants(EngineState(Phase.ACTIVATING, target=version(2)), version(3))
+
+
+def test_failures_in_a_row_are_stuck_and_any_success_ends_it() -> None:
+    attempts = Attempts(stuck_after=2)
+    attempts.failed(4)
+    attempts.succeeded()
+    attempts.failed(5)
+    assert attempts.stuck_at == 0
+    attempts.failed(6)
+    assert attempts.stuck_at == 6
+    attempts.failed(7)
+    assert attempts.stuck_at == 7
+    attempts.succeeded()
+    assert attempts.stuck_at == 0
 
 
 @given(

@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from weight_sync.core.plan import Link, anchor_due, chain, newest_anchor, prunable
+from weight_sync.core.plan import Link, anchor_due, chain, newest_anchor, prunable, stuck
 from weight_sync.errors import AnchorRequired, PayloadMissing
 
 
@@ -89,6 +89,15 @@ def test_a_hole_in_the_chain_is_named() -> None:
 def test_a_chain_that_turns_on_itself_is_refused() -> None:
     with pytest.raises(AnchorRequired):
         chain({2: Link(2, 3), 3: Link(3, 2)}, 3)
+
+
+def test_a_host_is_stuck_until_an_anchor_after_the_version_that_it_cannot_get_to() -> None:
+    links = [Link(1, 0), Link(2, 1), Link(3, 2)]
+    assert stuck(links, {}) == []
+    assert stuck(links, {"b": 3, "a": 1}) == ["a", "b"]  # 1 is the anchor, damaged itself
+    assert stuck([*links, Link(4, 0)], {"a": 3}) == []
+    assert stuck([*links, Link(4, 0), Link(5, 4)], {"a": 3, "b": 5}) == ["b"]
+    assert stuck([], {"a": 1}) == ["a"]
 
 
 def test_anchors_come_first_and_then_every_so_often() -> None:

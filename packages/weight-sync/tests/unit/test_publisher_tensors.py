@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from weight_sync.publisher import RawTensor, TensorLike, raw_tensor
+from weight_sync.tensors import RawTensor, TensorLike, raw_tensor
 
 Array = np.ndarray[Any, Any]
 

@@ -100,6 +100,17 @@ def test_says_what_live_engines_need_once_receivers_had_time_to_report() -> None
     assert (late.held, late.targets, late.settled) == ((3,), (), True)
 
 
+def test_a_host_is_stuck_while_its_receiver_says_so() -> None:
+    registry = Registry(started_s=0, report_ttl_s=10)
+    registry.report("a", [], now_s=0, stuck_at=7)
+    registry.report("b", [], now_s=0)
+    assert registry.stuck_at(now_s=9) == {"a": 7}
+    registry.report("a", [], now_s=9)
+    assert registry.stuck_at(now_s=9) == {}
+    registry.report("a", [], now_s=9, stuck_at=8)
+    assert registry.stuck_at(now_s=19) == {}
+
+
 def test_peers_are_other_hosts_that_offer_just_that_version() -> None:
     nodes = registry()
     for host, number in {"here": 7, "there": 7, "behind": 6, "shy": 7}.items():

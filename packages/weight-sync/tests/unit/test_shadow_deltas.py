@@ -18,6 +18,7 @@ from weight_sync.model_files import tensors_in
 from weight_sync.shadow import Shadow, ShadowFolder
 from weight_sync.stores import FolderStore
 from weight_sync.stores.folder import path_of
+from weight_sync.transports import Fetched, FirstThatWorks, StoreTransport
 from weight_sync.types import AnnouncedVersion
 
 SHAPES = {"a": (40, 50), "b": (300,), "c": (7,)}
@@ -252,8 +253,105 @@ def test_a_payload_swapped_for_another_version_s_is_refused(
     old = list(tensors_in(held_now.folder))
     other = b"".join(codec.encode(old, old))
     payload.write_bytes(other.ljust(payload.stat().st_size, b"\0"))
-    with pytest.raises(ChecksumMismatch, match=r"expected checksum .* publish an anchor"):
+    with pytest.raises(ChecksumMismatch, match=r"expected checksum .* publish the version again"):
         shadows.prepare(announced, base, trainer.announced)
+
+
+class Peer:
+    """Another receiver: it has what a trainer published, and counts who asks."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.asked: list[int] = []
+
+    def fetch_model(self, announced: AnnouncedVersion, into: Path) -> list[Path]:
+        number = announced.version.number
+        self.asked.append(number)
+        bits = self.trainer.bits[number]
+        tensors = [Tensor(n, "BF16", s, memoryview(bits[n])) for n, s in SHAPES.items()]
+        (into / "model.safetensors").write_bytes(b"".join(Dense().encode(tensors)))
+        return [into / "model.safetensors"]
+
+
+@pytest.mark.parametrize("damage", [flip, truncate, remove])
+def test_a_host_that_is_stuck_takes_a_peer_s_copy(
+    trainer: Trainer, tmp_path: Path, base: Path, damage: object
+) -> None:
+    peer = Peer(trainer)
+    shadows = ShadowFolder(tmp_path / "shadow", models=peer)
+    shadows.prepare(trainer.publish(), base, trainer.announced)  # a newcomer asks first
+    assert_exact(shadows.prepare(trainer.publish(), base, trainer.announced), trainer)
+    assert peer.asked == [1]
+    announced = trainer.publish()
+    damage(trainer.payload(announced))  # type: ignore[operator]
+    assert_exact(shadows.prepare(announced, base, trainer.announced), trainer)
+    assert peer.asked == [1, 3]
+    # What came from a peer is a base as good as any other.
+    assert_exact(shadows.prepare(trainer.publish(), base, trainer.announced), trainer)
+    assert peer.asked == [1, 3]
+    shadows.close()
+
+
+class Elsewhere(StoreTransport):
+    """A second way to the same payloads, which was not damaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sound: dict[str, bytes] = {}
+
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
+        into.write_bytes(self.sound[payload.name])
+        return Fetched(into, payload.size_bytes)
+
+
+@pytest.mark.parametrize("anchor", [False, True])
+def test_a_payload_damaged_in_the_store_is_fetched_by_the_next_transport(
+    trainer: Trainer, tmp_path: Path, base: Path, anchor: bool
+) -> None:
+    """A shared file is linked unread: that it is damaged shows in what it decodes to."""
+    elsewhere = Elsewhere()
+    shadows = ShadowFolder(
+        tmp_path / "shadow", transport=FirstThatWorks([StoreTransport(), elsewhere])
+    )
+    shadows.prepare(trainer.publish(), base, trainer.announced)
+    announced = trainer.publish(anchor=anchor)
+    payload = trainer.payload(announced)
+    elsewhere.sound[payload.name] = payload.read_bytes()
+    flip(payload)
+    assert_exact(shadows.prepare(announced, base, trainer.announced), trainer)
+    shadows.close()
+
+
+def rot(shadow: Shadow) -> None:
+    """Flip a bit of `c`, the file's last tensor, in this copy alone."""
+    path = shadow.folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_a_shadow_that_rots_is_seen_in_what_is_built_on_it(
+    trainer: Trainer, shadows: ShadowFolder, base: Path
+) -> None:
+    rot(shadows.prepare(trainer.publish(), base, trainer.announced))
+    announced = trainer.publish(frozen="c")
+    assert_exact(shadows.prepare(announced, base, trainer.announced), trainer)
+
+
+def test_rot_where_nothing_changed_is_the_engine_s_to_see_and_not_built_on_again(
+    tmp_path: Path, shadows: ShadowFolder, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was proven is not hashed again; the engine's checksums are of every tensor."""
+    trainer = Trainer(tmp_path)
+    monkeypatch.setattr("weight_sync.codecs.delta.SMALL_BYTES", 1)  # a block for each tensor
+    rot(shadows.prepare(trainer.publish(), base, trainer.announced))
+    announced = trainer.publish(frozen="c")
+    rebuilt = shadows.prepare(announced, base, trainer.announced)
+    assert held(rebuilt.folder)["c"] != trainer.bits[2]["c"]
+    assert_exact(shadows.prepare(announced, base, trainer.announced), trainer)
 
 
 def announce_lie(

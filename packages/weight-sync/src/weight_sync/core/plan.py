@@ -87,6 +87,20 @@ def newest_anchor(links: Iterable[Link]) -> int:
     return max((link.number for link in links if link.base == 0), default=0)
 
 
+def stuck(links: Iterable[Link], stuck_at: Mapping[str, int]) -> list[str]:
+    """Return the hosts that only another anchor helps.
+
+    A host that could not get to a version gets to none that is built on it. An anchor that was
+    announced since is its way out, and one more would not be.
+
+    Args:
+        links: the run's announced versions.
+        stuck_at: the version that a host could not get to, by host.
+    """
+    anchor = newest_anchor(links)
+    return sorted(host for host, number in stuck_at.items() if number >= anchor)
+
+
 def anchor_due(*, since_anchor: int, anchor_every: int) -> bool:
     """Say whether the next version must be an anchor.
 

@@ -188,6 +188,31 @@ _TABLE: dict[tuple[Phase, type], Callable[[EngineState, Any], EngineState]] = {
 }
 
 
+class Attempts:
+    """Tries to get to a version, and where they got stuck."""
+
+    def __init__(self, stuck_after: int) -> None:
+        """Count from nothing.
+
+        Args:
+            stuck_after: so many failures in a row, of whichever versions, are no passing matter.
+        """
+        self._stuck_after = stuck_after
+        self._failures = 0
+        self.stuck_at = 0
+        """The version that was tried last, once stuck; 0: not stuck."""
+
+    def failed(self, number: int) -> None:
+        """Take note that a version's bytes could not be had, by any way."""
+        self._failures += 1
+        if self._failures >= self._stuck_after:
+            self.stuck_at = number
+
+    def succeeded(self) -> None:
+        """Take note that some version was got to: whatever comes next is built on it."""
+        self._failures = self.stuck_at = 0
+
+
 def supersedes(offered: PolicyVersion, known: PolicyVersion | None) -> bool:
     """Say whether an announcement replaces the newest version known so far.
 

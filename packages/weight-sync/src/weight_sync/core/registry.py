@@ -85,6 +85,7 @@ class _HostReport:
     ends_s: float
     file_target: str
     copy_numbers: tuple[int, ...]
+    stuck_at: int
 
 
 class Arrivals:
@@ -161,6 +162,7 @@ class Registry:
         now_s: float,
         file_target: str = "",
         copy_numbers: Sequence[int] = (),
+        stuck_at: int = 0,
     ) -> None:
         """Take a receiver's word on all engines of its host; replaces its last."""
         self._reports[host] = _HostReport(
@@ -168,6 +170,7 @@ class Registry:
             now_s + self._report_ttl_s,
             file_target,
             tuple(copy_numbers),
+            stuck_at,
         )
 
     def nodes(self, *, now_s: float) -> list[NodeView]:
@@ -194,6 +197,11 @@ class Registry:
             ),
             settled=now_s >= self._settled_s,
         )
+
+    def stuck_at(self, *, now_s: float) -> dict[str, int]:
+        """Return the version that a live receiver could not get to, by host."""
+        self._expire(now_s)
+        return {host: r.stuck_at for host, r in self._reports.items() if r.stuck_at}
 
     def _engines(self, now_s: float) -> list[EngineReport]:
         # Two nodes may name one engine; it counts once.

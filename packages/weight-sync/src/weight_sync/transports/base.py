@@ -31,11 +31,13 @@ class Transport(Protocol):
         """
         ...
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Put the payload at `into`, which must not exist.
 
-        Its size is checked, and the checksum of whatever was moved. A shared file is not read here:
-        what counts is the checksums of the tensors that it decodes to.
+        Its size is checked, and the checksum of whatever was moved. A shared file is not read here
+        unless `read` says so: what counts is the checksums of the tensors that it decodes to.
 
         Raises:
             PayloadMissing: the manifest names a file that is not there.

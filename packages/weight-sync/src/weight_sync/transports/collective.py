@@ -45,7 +45,9 @@ class CollectiveTransport:
         """
         raise NotOffered(f"{uri}: manifests are not broadcast")
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Take part in the broadcast of a payload.
 
         Raises:

@@ -47,23 +47,30 @@ class FirstThatWorks:
                 _told(transport, error)
         return self._transports[-1].read_manifest(uri)
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Fetch it from the first that has it."""
         for transport in self._transports[:-1]:
             try:
-                return self._fetch(transport, manifest_uri, payload, into)
+                return self._fetch(transport, manifest_uri, payload, into, read)
             except StoreFull:
                 raise
             except (WeightSyncError, ValueError, OSError) as error:
                 _told(transport, error)
                 into.unlink(missing_ok=True)
-        return self._fetch(self._transports[-1], manifest_uri, payload, into)
+        return self._fetch(self._transports[-1], manifest_uri, payload, into, read)
 
     def _fetch(
-        self, transport: Transport, manifest_uri: str, payload: PayloadFile, into: Path
+        self,
+        transport: Transport,
+        manifest_uri: str,
+        payload: PayloadFile,
+        into: Path,
+        read: bool,
     ) -> Fetched:
         began_s = self._clock()
-        fetched = transport.fetch(manifest_uri, payload, into)
+        fetched = transport.fetch(manifest_uri, payload, into, read=read)
         if self._on_fetched is not None:
             self._on_fetched(transport, self._clock() - began_s)
         return fetched

@@ -25,12 +25,16 @@ class FileTransport:
         """Read it from its folder."""
         return FolderStore(path_of(uri).parent.parent.parent).read_manifest(uri)
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
-        """Link or copy the payload that stands beside its manifest."""
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
+        """Link or copy the payload that stands beside its manifest; `read` a linked one too."""
         source = path_of(manifest_uri).parent / payload.name
         try:
             check_size(str(source), source.stat().st_size, payload)
             moved_bytes = _link_or_copy(source, payload, into)
+            if read and not moved_bytes:
+                check_checksum(str(source), file_checksum(into), payload)
         except FileNotFoundError as error:
             raise PayloadMissing(
                 f"{source} is named by its manifest but not there: pruned, or not visible on "
@@ -63,6 +67,15 @@ def check_checksum(where: str, found: str, payload: PayloadFile) -> None:
             f"{where}: expected checksum {payload.checksum}, found {found}. Fetch it again; if "
             "it stays, publish the version again"
         )
+
+
+def file_checksum(path: Path) -> str:
+    """Return the xxh3-128 of a file, in hex."""
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE_BYTES):
+            hasher.update(piece)
+    return hasher.hexdigest()
 
 
 def _link_or_copy(source: Path, payload: PayloadFile, into: Path) -> int:

@@ -5,17 +5,13 @@ It costs about 4 CPU-seconds a GB at both ends together; for hosts that reach no
 
 from pathlib import Path
 
-import xxhash
-
 from weight_sync.core.manifest import Manifest, PayloadFile
 from weight_sync.errors import ManifestError
 from weight_sync.files import MANIFEST, VersionFile
 from weight_sync.stores.base import check_manifest, parse_version
 from weight_sync.transports.base import Fetched
-from weight_sync.transports.file import check_checksum
+from weight_sync.transports.file import check_checksum, file_checksum
 from weight_sync.transports.remote import RemoteFiles
-
-_PIECE_BYTES = 1 << 20
 
 
 class GrpcTransport:
@@ -28,12 +24,14 @@ class GrpcTransport:
         """Ask for the manifest, and compare it with the id in its URI."""
         return check_manifest(uri, lambda uri: self._files.read(*_version(uri), MANIFEST))
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Read the payload by parallel streams."""
         run, number = _version(manifest_uri)
         self._files.fetch(run, number, VersionFile(payload.name, payload.size_bytes), into)
         try:
-            check_checksum(f"{payload.name} by gRPC", _checksum(into), payload)
+            check_checksum(f"{payload.name} by gRPC", file_checksum(into), payload)
         except BaseException:
             into.unlink()
             raise
@@ -47,11 +45,3 @@ def _version(uri: str) -> tuple[str, int]:
     if version is None:
         raise ManifestError(f"expected a URI of a version's manifest, found {uri!r}")
     return parts[-3], version[0]
-
-
-def _checksum(path: Path) -> str:
-    hasher = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        while piece := file.read(_PIECE_BYTES):
-            hasher.update(piece)
-    return hasher.hexdigest()

@@ -26,7 +26,9 @@ class ObjectTransport:
         """Get the manifest."""
         return self._store.read_manifest(uri)
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Download ranges ahead and write them in order."""
         uri = f"{manifest_uri.rsplit('/', 1)[0]}/{payload.name}"
         hasher = xxhash.xxh3_128()

@@ -19,9 +19,11 @@ class StoreTransport:
         """Read it from its store."""
         return self._of(uri).read_manifest(uri)
 
-    def fetch(self, manifest_uri: str, payload: PayloadFile, into: Path) -> Fetched:
+    def fetch(
+        self, manifest_uri: str, payload: PayloadFile, into: Path, *, read: bool = False
+    ) -> Fetched:
         """Fetch it from its store."""
-        return self._of(manifest_uri).fetch(manifest_uri, payload, into)
+        return self._of(manifest_uri).fetch(manifest_uri, payload, into, read=read)
 
     def _of(self, manifest_uri: str) -> Transport:
         # ROOT/RUN/VERSION/manifest

@@ -135,6 +135,49 @@ class AnnouncedVersion(_message.Message):
 Global___AnnouncedVersion: _TypeAlias = AnnouncedVersion  # noqa: Y015
 
 @_typing.final
+class PlanVersionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    run: _builtins.str
+    def __init__(
+        self,
+        *,
+        run: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanVersionRequest: _TypeAlias = PlanVersionRequest  # noqa: Y015
+
+@_typing.final
+class PlanVersionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STUCK_HOSTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def stuck_hosts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Hosts that cannot get to a version since the newest anchor: a delta of it would not help them.
+        Empty: a delta will do.
+        """
+
+    def __init__(
+        self,
+        *,
+        stuck_hosts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["stuck_hosts", b"stuck_hosts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanVersionResponse: _TypeAlias = PlanVersionResponse  # noqa: Y015
+
+@_typing.final
 class AnnounceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -432,9 +475,14 @@ class ReportEnginesRequest(_message.Message):
     ENGINES_FIELD_NUMBER: _builtins.int
     FILE_TARGET_FIELD_NUMBER: _builtins.int
     COPY_NUMBERS_FIELD_NUMBER: _builtins.int
+    STUCK_AT_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     file_target: _builtins.str
     """gRPC address of the receiver's FileService; empty: it serves none."""
+    stuck_at: _builtins.int
+    """A version that it could not get to, try after try: a payload on the way there is damaged or
+    gone. 0: none.
+    """
     @_builtins.property
     def engines(self) -> _containers.RepeatedCompositeFieldContainer[Global___EngineReport]: ...
     @_builtins.property
@@ -448,10 +496,11 @@ class ReportEnginesRequest(_message.Message):
         engines: _abc.Iterable[Global___EngineReport] | None = ...,
         file_target: _builtins.str = ...,
         copy_numbers: _abc.Iterable[_builtins.int] | None = ...,
+        stuck_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_numbers", b"copy_numbers", "engines", b"engines", "file_target", b"file_target", "host", b"host"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copy_numbers", b"copy_numbers", "engines", b"engines", "file_target", b"file_target", "host", b"host", "stuck_at", b"stuck_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -40,6 +40,11 @@ class WeightServiceStub:
                 request_serializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherRequest.SerializeToString,
                 response_deserializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherResponse.FromString,
                 _registered_method=True)
+        self.PlanVersion = channel.unary_unary(
+                '/tailrace.weight_sync.v1.WeightService/PlanVersion',
+                request_serializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionRequest.SerializeToString,
+                response_deserializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionResponse.FromString,
+                _registered_method=True)
         self.Announce = channel.unary_unary(
                 '/tailrace.weight_sync.v1.WeightService/Announce',
                 request_serializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AnnounceRequest.SerializeToString,
@@ -83,6 +88,13 @@ class WeightServiceServicer:
 
     def AcquirePublisher(self, request, context):
         """Takes over publishing for a run; fences off every earlier incarnation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PlanVersion(self, request, context):
+        """How the next version should go out; asked before it is written.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +153,11 @@ def add_WeightServiceServicer_to_server(servicer, server):
                     servicer.AcquirePublisher,
                     request_deserializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherRequest.FromString,
                     response_serializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherResponse.SerializeToString,
+            ),
+            'PlanVersion': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanVersion,
+                    request_deserializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionRequest.FromString,
+                    response_serializer=tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionResponse.SerializeToString,
             ),
             'Announce': grpc.unary_unary_rpc_method_handler(
                     servicer.Announce,
@@ -206,6 +223,33 @@ class WeightService:
             '/tailrace.weight_sync.v1.WeightService/AcquirePublisher',
             tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherRequest.SerializeToString,
             tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.AcquirePublisherResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanVersion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tailrace.weight_sync.v1.WeightService/PlanVersion',
+            tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionRequest.SerializeToString,
+            tailrace_dot_weight__sync_dot_v1_dot_weight__service__pb2.PlanVersionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,6 +35,8 @@ class WeightServiceStub:
     def __new__(cls, channel: _aio.Channel) -> WeightServiceAsyncStub: ...
     AcquirePublisher: _grpc.UnaryUnaryMultiCallable[_weight_service_pb2.AcquirePublisherRequest, _weight_service_pb2.AcquirePublisherResponse]
     """Takes over publishing for a run; fences off every earlier incarnation."""
+    PlanVersion: _grpc.UnaryUnaryMultiCallable[_weight_service_pb2.PlanVersionRequest, _weight_service_pb2.PlanVersionResponse]
+    """How the next version should go out; asked before it is written."""
     Announce: _grpc.UnaryUnaryMultiCallable[_weight_service_pb2.AnnounceRequest, _weight_service_pb2.AnnounceResponse]
     """Makes a version whose manifest is in the store known. Refused with FENCED for an older incarnation."""
     ListVersions: _grpc.UnaryUnaryMultiCallable[_weight_service_pb2.ListVersionsRequest, _weight_service_pb2.ListVersionsResponse]
@@ -54,6 +56,8 @@ class WeightServiceAsyncStub(WeightServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     AcquirePublisher: _aio.UnaryUnaryMultiCallable[_weight_service_pb2.AcquirePublisherRequest, _weight_service_pb2.AcquirePublisherResponse]  # type: ignore[assignment]
     """Takes over publishing for a run; fences off every earlier incarnation."""
+    PlanVersion: _aio.UnaryUnaryMultiCallable[_weight_service_pb2.PlanVersionRequest, _weight_service_pb2.PlanVersionResponse]  # type: ignore[assignment]
+    """How the next version should go out; asked before it is written."""
     Announce: _aio.UnaryUnaryMultiCallable[_weight_service_pb2.AnnounceRequest, _weight_service_pb2.AnnounceResponse]  # type: ignore[assignment]
     """Makes a version whose manifest is in the store known. Refused with FENCED for an older incarnation."""
     ListVersions: _aio.UnaryUnaryMultiCallable[_weight_service_pb2.ListVersionsRequest, _weight_service_pb2.ListVersionsResponse]  # type: ignore[assignment]
@@ -76,6 +80,14 @@ class WeightServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_weight_service_pb2.AcquirePublisherResponse, _abc.Awaitable[_weight_service_pb2.AcquirePublisherResponse]]:
         """Takes over publishing for a run; fences off every earlier incarnation."""
+
+    @_abc_1.abstractmethod
+    def PlanVersion(
+        self,
+        request: _weight_service_pb2.PlanVersionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_weight_service_pb2.PlanVersionResponse, _abc.Awaitable[_weight_service_pb2.PlanVersionResponse]]:
+        """How the next version should go out; asked before it is written."""
 
     @_abc_1.abstractmethod
     def Announce(
