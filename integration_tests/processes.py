@@ -22,6 +22,11 @@ def _stat(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
+def status_of(pid: int) -> str:
+    """A process's state as the kernel has it: `R`, `S`, `T` when stopped, `Z`, ..."""
+    return _stat(pid)[0]
+
+
 def identity(pid: int) -> tuple[int, str] | None:
     """A process for good: its number and when it started; None if there is none."""
     try:

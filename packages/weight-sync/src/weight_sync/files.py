@@ -156,6 +156,9 @@ class FileServicer(pb_grpc.FileServiceServicer):
             offset, left = request.offset, request.length or (1 << 62)
             while left:
                 data = await asyncio.to_thread(file.read, min(left, _CHUNK_BYTES))
+                if not data and request.length:
+                    why = f"no byte {offset} of {request.name!r}"
+                    raise _not_here(request.run, request.number, why)
                 if not data:
                     return
                 yield pb.ReadFileResponse(

@@ -27,7 +27,7 @@ from weight_sync.config import PublishConfig
 from weight_sync.core.manifest import Manifest, PolicyVersion, build_manifest, check_run
 from weight_sync.core.plan import Link, prunable
 from weight_sync.core.shards import ShardTicket
-from weight_sync.errors import Fenced
+from weight_sync.errors import Fenced, PayloadMissing
 from weight_sync.sharded import collect_shards
 from weight_sync.snapshot import Snapshot, take_snapshot
 from weight_sync.stores import Store, open_store
@@ -179,6 +179,7 @@ class Publisher:
         Raises:
             Fenced: a newer incarnation publishes; stop.
             StoreFull: no space is left; free some and publish again.
+            PayloadMissing: what was written is gone; publish again, which tells why.
             ServiceError: the service refused, or could not be reached in all that time.
             ValueError: a tensor is not what its label says.
             TimeoutError: writing took too long.
@@ -320,6 +321,11 @@ class Publisher:
                 payloads=[payload],
             )
             return manifest, publication.commit(manifest)
+        except FileNotFoundError as error:
+            raise PayloadMissing(
+                f"what was written of version {number} is gone: another publisher took over run "
+                f"{self.run} and swept it, or the store was deleted. Publish again, which tells"
+            ) from error
         except BaseException:
             publication.abandon()
             raise

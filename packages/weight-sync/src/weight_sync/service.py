@@ -208,6 +208,8 @@ class WeightServicer(pb_grpc.WeightServiceServicer):
             await _happened(changed, min(wait_s, 1.0))
 
     def _announce(self, announced: AnnouncedVersion) -> bool:
+        # First: what a fenced publisher wrote may have been deleted, and fenced it must hear.
+        self._log.check(announced)
         if self._read_manifest is not None:
             manifest = self._read_manifest(announced.manifest_uri)
             said = (announced.version, announced.base, announced.payload_bytes)

@@ -19,6 +19,7 @@ from weight_sync.locks import exclusive
 from weight_sync.model_files import copy_file, model_files, tensors_in
 from weight_sync.model_index import write_index
 from weight_sync.rebuild import Rebuild, verify
+from weight_sync.stores.base import Step, no_step
 from weight_sync.telemetry import Instruments
 from weight_sync.transports import Fetched, ModelSource, StoreTransport, Transport
 from weight_sync.types import AnnouncedVersion
@@ -59,6 +60,7 @@ class ShadowFolder:
         threads: int = 4,
         models: ModelSource | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        on_step: Step = no_step,
     ) -> None:
         """Take the folder, and delete what a killed receiver left half made.
 
@@ -68,6 +70,7 @@ class ShadowFolder:
             threads: decode and verify.
             models: asked for whole models while there is no shadow yet; None: nobody is.
             clock: for durations.
+            on_step: for tests: called before every step that changes the folder.
 
         Raises:
             StartupError: another process uses it.
@@ -80,6 +83,7 @@ class ShadowFolder:
         self._models = models
         self._threads = threads
         self._clock = clock
+        self._on_step = on_step
         self._instruments = Instruments()
         self._tries = itertools.count()
         self._whole: dict[Path, Manifest] = {}
@@ -133,10 +137,13 @@ class ShadowFolder:
             if not self._still_good(folder, manifest, pool):
                 # Its own name for each try: one that ran out of time may still be writing.
                 hidden = self.root / f"{_HIDDEN}{folder.name}-{next(self._tries)}"
+                self._on_step("mkdir")
                 hidden.mkdir()
                 try:
                     moved_bytes = self._bring(hidden, announced, manifest, history, pool)
+                    self._on_step("link base model")
                     _link_base(base_model, hidden)
+                    self._on_step("rename")
                     hidden.rename(folder)
                 except BaseException:
                     shutil.rmtree(hidden, ignore_errors=True)
@@ -150,6 +157,7 @@ class ShadowFolder:
         for folder in self.root.iterdir():
             if folder.is_dir() and folder not in kept and not folder.name.startswith("."):
                 self._whole.pop(folder, None)
+                self._on_step("remove")
                 with suppress(FileNotFoundError):
                     shutil.rmtree(folder)
 
@@ -252,6 +260,7 @@ class ShadowFolder:
         if isinstance(source, Path):
             start = self._whole[source]
             for path in model_files(source):
+                self._on_step("copy shadow")
                 copy_file(path, hidden / path.name)
         else:
             start = self.read_manifest(source)
@@ -263,8 +272,10 @@ class ShadowFolder:
             )
         rebuild = Rebuild(hidden, start, pool, proven=isinstance(source, Path))
         for into, codec in deltas:
+            self._on_step("apply delta")
             with self._instruments.timed("decode"):
                 rebuild.apply(into, codec)
+            self._on_step("remove delta")
             into.unlink()
         with self._instruments.timed("verify"):
             rebuild.verify(manifest)
@@ -303,6 +314,7 @@ class ShadowFolder:
             moved_bytes += fetched.moved_bytes
             if own and not fetched.moved_bytes:
                 shared = into / f".{name}"
+                self._on_step("copy anchor")
                 fetched.path.rename(shared)
                 copy_file(shared, into / name)
                 shared.unlink()
@@ -311,6 +323,7 @@ class ShadowFolder:
     def _fetch(
         self, announced: AnnouncedVersion, payload: PayloadFile, into: Path, *, read: bool
     ) -> Fetched:
+        self._on_step("fetch payload")
         with self._instruments.timed("fetch"):
             return self._transport.fetch(announced.manifest_uri, payload, into, read=read)
 
@@ -326,6 +339,7 @@ class ShadowFolder:
             PayloadMissing: nobody has them.
             ChecksumMismatch: what came is not the version.
         """
+        self._on_step("fetch from peers")
         models = list(self._models.fetch_model(announced, into)) if self._models else []
         if not models:
             raise PayloadMissing(f"no peer has version {manifest.version.label}")

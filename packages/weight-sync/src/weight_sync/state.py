@@ -107,6 +107,15 @@ class VersionLog:
         self._current = run
         return record
 
+    def check(self, announced: AnnouncedVersion) -> None:
+        """Say now why an announcement would be refused, before anything else of it is looked at.
+
+        Raises:
+            Fenced, NumberNotRising, AnchorRequired: as `announce`.
+        """
+        with self._turn:
+            self._admitted(announced)
+
     def announce(self, announced: AnnouncedVersion) -> bool:
         """Record an announcement; False if the very same one is there already.
 
@@ -119,17 +128,9 @@ class VersionLog:
 
     def _announce(self, announced: AnnouncedVersion) -> bool:
         version = announced.version
-        try:
-            record = admit(
-                self._records.get(version.run, RunRecord(version.run)),
-                version,
-                base=announced.base,
-            )
-        except NumberNotRising:
-            # A publisher that lost the answer asks again: that is no second version.
-            if self._versions.get(version.run, {}).get(version.number) == announced:
-                return False
-            raise
+        record = self._admitted(announced)
+        if record is None:
+            return False
         with self._transaction() as db:
             db.execute(
                 "INSERT INTO versions VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -152,6 +153,18 @@ class VersionLog:
         self._records[version.run] = record
         self._versions.setdefault(version.run, {})[version.number] = announced
         return True
+
+    def _admitted(self, announced: AnnouncedVersion) -> RunRecord | None:
+        """Return the record with an announcement in it; None: the very same is there already."""
+        version = announced.version
+        known = self._records.get(version.run, RunRecord(version.run))
+        try:
+            return admit(known, version, base=announced.base)
+        except NumberNotRising:
+            # A publisher that lost the answer asks again: that is no second version.
+            if self._versions.get(version.run, {}).get(version.number) == announced:
+                return None
+            raise
 
     def record(self, run: str) -> RunRecord:
         """Return what is known of a run's publishers."""

@@ -17,6 +17,7 @@ from aiohttp import web
 from weight_sync.codecs import safetensors_file
 from weight_sync.core.fused_names import fused_parts
 from weight_sync.core.manifest import digest
+from weight_sync.stores.base import Step, no_step
 
 
 class Fault(StrEnum):
@@ -43,9 +44,16 @@ class Fault(StrEnum):
 class FakeEngine:
     """One engine on a port of its own. Use as an async context manager."""
 
-    def __init__(self, base_model: Path) -> None:
-        """Serve the model in `base_model`, as an engine does that was started with it."""
+    def __init__(self, base_model: Path, *, port: int = 0, on_step: Step = no_step) -> None:
+        """Serve the model in `base_model`, as an engine does that was started with it.
+
+        Args:
+            base_model: HF model folder.
+            port: 0: a free one.
+            on_step: called before every change of the weights or of the label.
+        """
         self.base_model = base_model
+        self._on_step = on_step
         self.tensors: dict[str, bytes] = {}
         self.label = ""
         self.paused = False
@@ -66,7 +74,7 @@ class FakeEngine:
         self.pause_faults: deque[Fault] = deque()
         self.url = ""
         self._runner: web.AppRunner | None = None
-        self._port = 0
+        self._port = port
         self.restart()
 
     def restart(self) -> None:
@@ -156,21 +164,27 @@ class FakeEngine:
             new = _load(Path(body["model_path"]))
         except OSError as error:
             return web.json_response({"success": False, "message": str(error)}, status=400)
-        half = dict(sorted(new.items())[: len(new) // 2])
         if fault is Fault.RESTART:
             self.restart()
             return web.json_response({"message": "gone"}, status=500)
-        if fault in (Fault.TEAR, Fault.TEAR_SILENTLY):
-            self.tensors |= half
-        elif fault is not Fault.STALE:
-            self.tensors = new
+        if fault is not Fault.STALE:
+            self._load(new, torn=fault in (Fault.TEAR, Fault.TEAR_SILENTLY))
         if fault is Fault.TEAR:
             return web.json_response({"success": False, "message": "torn"}, status=500)
         if fault is not Fault.KEEP_LABEL:
+            self._on_step("label")
             self.label = body["weight_version"]
         if fault is Fault.LOSE_ANSWER and request.transport is not None:
             request.transport.close()
         return web.json_response({"success": True, "message": "ok"})
+
+    def _load(self, new: dict[str, bytes], *, torn: bool) -> None:
+        """Take over the tensors one by one, as an engine does; torn: half of them."""
+        for name, data in sorted(new.items())[: len(new) // 2 if torn else None]:
+            self._on_step(f"load {name}")
+            self.tensors[name] = data
+        if not torn:
+            self.tensors = new
 
     async def _checksums(self, request: web.Request) -> web.Response:
         await self._body(request)

@@ -1,4 +1,5 @@
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from weight_sync import (
 from weight_sync.codecs import Dense
 from weight_sync.config import WeightSyncConfig
 from weight_sync.core.receiver import Phase
-from weight_sync.errors import Fenced, ManifestError, StoreFull
+from weight_sync.errors import Fenced, ManifestError, PayloadMissing, StoreFull
 from weight_sync.stores.folder import path_of
 
 
@@ -82,6 +83,26 @@ async def test_a_resumed_run_fences_off_the_old_publisher(
     assert (version.number, version.incarnation, version.parent) == (2, 2, 1)
     listed = await client.list_versions(timeout_s=5)
     assert [(v.version.number, v.version.incarnation) for v in listed.versions] == [(1, 1), (2, 2)]
+
+
+async def test_a_version_that_is_swept_while_it_is_written_can_be_tried_again(
+    channel: Channel, config: WeightSyncConfig, weights: Weights
+) -> None:
+    """So the one that was fenced off gets to hear it, by the next announcement."""
+    folder = config.store_folder
+
+    def sweep(step: str) -> None:
+        if step == "rename .manifest.part":
+            shutil.rmtree(folder / "run")
+
+    old = await Publisher.acquire(channel, run="run", store=FolderStore(folder, on_step=sweep))
+    with pytest.raises(PayloadMissing, match="another publisher took over run run") as caught:
+        await old.publish(weights(1), step=1)
+    assert caught.value.retryable
+    await Publisher.acquire(channel, run="run")
+    old._store = FolderStore(folder)
+    with pytest.raises(Fenced):
+        await old.publish(weights(1), step=1)
 
 
 async def test_numbers_go_on_above_a_checkpoint_s(channel: Channel, weights: Weights) -> None:

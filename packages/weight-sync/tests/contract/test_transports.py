@@ -174,6 +174,16 @@ async def test_a_line_that_always_flips_is_given_up_and_leaves_nothing(tmp_path:
         assert not any(tmp_path.iterdir())  # noqa: ASYNC240
 
 
+async def test_a_file_that_is_shorter_than_it_should_be_is_missing_bytes_not_a_bad_line(
+    tmp_path: Path,
+) -> None:
+    async with flaky(DATA) as (server, channel):
+        file = VersionFile("file", len(DATA) + 1)
+        with pytest.raises(PayloadMissing, match=f"no byte {len(DATA)} of 'file' is here"):
+            await asyncio.to_thread(remote(channel).fetch, "run", 1, file, tmp_path / "file")
+        assert server.streams == 2
+
+
 async def test_a_silent_server_is_given_up(tmp_path: Path) -> None:
     async with flaky(DATA) as (server, channel):
         server.silent = True

@@ -105,6 +105,18 @@ async def test_an_older_incarnation_is_refused_as_fenced(
     assert list((await client.list_versions(timeout_s=5)).versions) == []
 
 
+async def test_a_fenced_publisher_hears_it_even_if_its_version_was_swept(
+    client: WeightClient, store: FolderStore
+) -> None:
+    await acquire(client)
+    swept = committed(store, 1, 1)
+    await acquire(client)
+    for version in store.committed("run"):
+        store.remove(version)
+    error = await failure(client.announce(swept, timeout_s=5))
+    assert error.reason is Reason.FENCED
+
+
 async def test_refusals_have_reasons(client: WeightClient, store: FolderStore) -> None:
     await acquire(client)
     first = committed(store, 3)

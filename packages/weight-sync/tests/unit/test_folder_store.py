@@ -160,3 +160,21 @@ def test_blanks_in_paths_survive_the_uri(versions: Any, tmp_path: Path) -> None:
 def test_other_places_are_refused(uri: str) -> None:
     with pytest.raises(ValueError, match="expected file:///absolute/path"):
         open_store(uri)
+
+
+def test_a_sweep_leaves_what_is_still_written_to_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a publisher that was fenced off and does not know it yet."""
+    store = FolderStore(tmp_path)
+    store.begin("run", 1, 1)
+
+    def written_to(folder: Path) -> None:
+        raise OSError(errno.ENOTEMPTY, "Directory not empty", folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", written_to)
+        store.sweep("run", before_incarnation=2)
+    assert store.last_number("run") == 1
+    store.sweep("run", before_incarnation=2)
+    assert store.last_number("run") == 0
