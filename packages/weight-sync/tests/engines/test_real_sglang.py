@@ -21,7 +21,7 @@ import safetensors.torch
 from numpy.typing import NDArray
 from service_kit.channel import ChannelConfig, open_channel
 from service_kit.server import ServerConfig
-from weight_sync import Publisher, RawTensor, WeightClient
+from weight_sync import PublishConfig, Publisher, RawTensor, WeightClient
 from weight_sync.app import assemble
 from weight_sync.config import (
     CollectiveConfig,
@@ -143,7 +143,9 @@ def free_port() -> int:
 
 
 @asynccontextmanager
-async def syncing(tmp_path: Path, server: Server, **changes: Any) -> AsyncIterator[Any]:
+async def syncing(
+    tmp_path: Path, server: Server, codec: Any = "dense", **changes: Any
+) -> AsyncIterator[Any]:
     """A service with a receiver for the server, and a publisher."""
     receiver = ReceiverConfig(
         host="host",
@@ -165,7 +167,9 @@ async def syncing(tmp_path: Path, server: Server, **changes: Any) -> AsyncIterat
         work = [asyncio.create_task(each) for each in app.background]
         try:
             async with open_channel(ChannelConfig(target=app.server.address)) as channel:
-                yield await Publisher.acquire(channel, run="run"), WeightClient(channel)
+                deltas = PublishConfig(codec=codec, anchor_every=500)
+                publisher = await Publisher.acquire(channel, run="run", config=deltas)
+                yield publisher, WeightClient(channel)
         finally:
             for task in work:
                 task.cancel()
@@ -190,11 +194,15 @@ class Company:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("load", "kv_policy"),
-    [("disk", "keep"), ("disk", "recompute"), ("distributed", "keep")],
+    ("codec", "load", "kv_policy"),
+    [
+        ("ulp-gap", "disk", "keep"),
+        ("ulp-gap", "distributed", "keep"),
+        ("dense", "disk", "recompute"),
+    ],
 )
 async def test_twenty_versions_while_it_generates(
-    server: Server, tmp_path: Path, load: str, kv_policy: str
+    server: Server, tmp_path: Path, codec: str, load: str, kv_policy: str
 ) -> None:
     weights = bits_of(server.model)
     reference = Reference(server.model)
@@ -202,12 +210,12 @@ async def test_twenty_versions_while_it_generates(
     company = Company(server)
     changes = {"sglang_load": load, "kv_policy": kv_policy}
     async with (
-        syncing(tmp_path, server, **changes) as (publisher, client),
+        syncing(tmp_path, server, codec, **changes) as (publisher, client),
         asyncio.TaskGroup() as group,
     ):
         for number in (1, 2, 3):
             group.create_task(company.run(number))
-        for step in range(1, VERSIONS + 1):
+        for step in range(VERSIONS + 1):  # an anchor, and twenty after it
             weights = next_version(weights, rng)
             tensors = {name: RawTensor(bits, "BF16") for name, bits in weights.items()}
             version = await publisher.publish(tensors, step=step)
@@ -227,6 +235,10 @@ async def test_twenty_versions_while_it_generates(
             found = [row[0] for row in meta["output_token_logprobs"]]
             assert np.abs(np.array(found) - np.array(expected)).max() < TOLERANCE
         company.stop()
+        listed = await client.list_versions(timeout_s=5)
+        whole = codec == "dense"
+        expected_bases = [0] + [0 if whole else number for number in range(1, VERSIONS + 1)]
+        assert [v.base for v in listed.versions] == expected_bases
     finishes = [reply["meta_info"]["finish_reason"] for reply in company.replies]
     assert all(finish == {"type": "length", "length": 120} for finish in finishes)
     crossed = [r for r in company.replies if len(r["meta_info"]["weight_versions"]) > 1]
