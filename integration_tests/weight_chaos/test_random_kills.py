@@ -127,8 +127,10 @@ class Schedule:
         self.processes.set_clock(self.ahead_s)
 
     async def heal(self) -> None:
-        """Let the faults end: publishers are fenced off, and versions bring everybody along."""
+        """Let the faults end, publishers among them: a few versions bring everybody along."""
         processes = self.processes
+        for name in [name for name in processes.running if name.startswith("publisher")]:
+            processes.kill(name)
         publisher = await processes.publisher(self.config)
         for step in range(HEALS_WITHIN):
             number = await processes.publish(publisher, step, lineage=1000)

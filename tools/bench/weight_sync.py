@@ -1,8 +1,7 @@
 """weight-sync against what others do: bytes and CPU time of codecs, transports, pauses of engines.
 
-    python tools/bench/weight_sync.py                      codecs and transports
+    python tools/sglang_cpu/install.py && python tools/bench/weight_sync.py      everything
     python tools/bench/weight_sync.py --parts codecs
-    python tools/sglang_cpu/serve.py python tools/bench/weight_sync.py --parts pauses
 
 The codec part compares ulp-gap with XOR+zstd-1, overwrite+zstd-1 and index+value, in one run and on
 the same tensors: Gaussian fp32 masters after an Adam-like update that changes so many percent of
@@ -12,7 +11,8 @@ compared bit by bit.
 * `bytes_ratio_N`: bytes at N % changed, of those of XOR+zstd-1.
 * `bytes_ratio_real`: the same for a training run at 1e-5; `_3e-06` and `_1e-06` at lower rates.
 * `encode_cpu_ratio`, `decode_cpu_ratio`: CPU-seconds per GB of model, of those of XOR+zstd-1; the
-  worst of the densities up to 8 %. Decoding is from the base's memory into other memory.
+  worst of the densities up to 8 % and of the training run, whose steps are put side by side for
+  that (`_real`): one of them takes a millisecond. Decoding is from the base's memory into other.
 
 CPU time there is one thread's; rounds of the rivals alternate. What the figures of the other parts
 mean stands in `weights/transports.py` and `weights/pauses.py`. The last line is JSON; spreads are
@@ -42,7 +42,7 @@ PARTS = ("codecs", "transports", "pauses")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS[:2])
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--runs", type=int, default=7, help="rounds, or versions (default 7)")
     parser.add_argument("--mib", type=int, default=256, help="size of the payload (default 256)")
     parser.add_argument(

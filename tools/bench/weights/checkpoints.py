@@ -33,15 +33,20 @@ BASE = ROOT / "packages/tailrace/src/tailrace_cli/demo/base"
 STEPS = 24
 """Of each kind of training. By then a fresh Adam's first steps, which change most, are past."""
 KEPT = 5
-"""Of the last steps of each kind."""
+"""Of the last steps of each kind, unless asked for more."""
 
 _BATCH = 8
 _TOKENS = 256
 _GROUP = 4
 
 
-def checkpoints(learning_rate: float, seed: int = 0) -> Iterator[list[dict[str, Bits]]]:
-    """Yield consecutive checkpoints, bits by tensor: some of the SFT, then some of the GRPO."""
+def checkpoints(
+    learning_rate: float, seed: int = 0, longer: int = 0
+) -> Iterator[list[dict[str, Bits]]]:
+    """Yield consecutive checkpoints, bits by tensor: some of the SFT, then some of the GRPO.
+
+    `longer` trains, and keeps, so many steps more of each.
+    """
     rng = random.Random(seed)
     tokenizer = build_tokenizer()
     documents = [
@@ -52,7 +57,7 @@ def checkpoints(learning_rate: float, seed: int = 0) -> Iterator[list[dict[str, 
     backend.start_optimizer(OptimizerConfig(learning_rate=learning_rate))
     for update in (_supervised, _policy):
         kept = []
-        for step in range(STEPS):
+        for step in range(STEPS + longer):
             update(backend, rng.sample(documents, _BATCH), rng)
             if step >= STEPS - KEPT:
                 weights = backend.weights()

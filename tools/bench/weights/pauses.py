@@ -1,7 +1,8 @@
 """How long engines that generate stand still for a version.
 
-`pause_s_embedded`, and beside a real server `pause_s_sglang`: from asking an engine to pause until
-it generates again, as the receiver reports it; loading and the proof by checksums included.
+`pause_s_embedded`, and `pause_s_sglang` where a real server is set up (`tools/sglang_cpu`): from
+asking an engine to pause until it generates again, as the receiver reports it; loading and the
+proof by checksums included.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ import safetensors.torch
 from numpy.typing import NDArray
 from service_kit.channel import ChannelConfig, open_channel
 from service_kit.server import ServerConfig
+from sglang_cpu.install import DEFAULT as SGLANG
+from sglang_cpu.serve import serving
 from weight_sync import Publisher, RawTensor, WeightClient
 from weight_sync.app import assemble
 from weight_sync.config import ReceiverConfig, StaticEngine, StoreConfig, WeightSyncConfig
@@ -33,7 +36,7 @@ NEW_TOKENS = 200
 
 
 def pause_figures(versions: int) -> dict[str, list[float]]:
-    """Update each kind of engine so often; SGLang only where TAILRACE_SGLANG_URL says one runs."""
+    """Update each kind of engine so often; SGLang only where it is installed, or runs already."""
     return asyncio.run(_pauses(versions))
 
 
@@ -47,11 +50,27 @@ async def _pauses(versions: int) -> dict[str, list[float]]:
             pauses["pause_s_embedded"] = await _update(
                 scratch / "e", "embedded", url, model, versions
             )
-        url, models = (os.environ.get(f"TAILRACE_SGLANG_{x}", "") for x in ("URL", "MODELS"))
-        if url:
-            served = Path(models.split(":")[0])
-            pauses["pause_s_sglang"] = await _update(scratch / "s", "sglang", url, served, versions)
+        with _sglang(scratch / "sglang") as environment:
+            served_at = environment.get("TAILRACE_SGLANG_URL")
+            if served_at is None:
+                print("no pause_s_sglang: python tools/sglang_cpu/install.py sets the server up")
+            else:
+                served = Path(environment["TAILRACE_SGLANG_MODELS"].split(":")[0])
+                pauses["pause_s_sglang"] = await _update(
+                    scratch / "s", "sglang", served_at, served, versions
+                )
     return pauses
+
+
+@contextlib.contextmanager
+def _sglang(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Say where a server runs: one that is there, or else one of our own, if it is installed."""
+    if "TAILRACE_SGLANG_URL" in os.environ or not (SGLANG / "installed").is_file():
+        yield os.environ
+        return
+    folder.mkdir()
+    with serving(SGLANG / "bin" / "python", folder) as environment:
+        yield environment
 
 
 def _make_model(folder: Path) -> None:
