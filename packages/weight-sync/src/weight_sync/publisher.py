@@ -295,7 +295,10 @@ class Publisher:
         parent: int,
     ) -> tuple[Manifest, str]:
         config = self._config
-        base = snapshot.base_for(tensors, config) if snapshot else None
+        base = None
+        if snapshot is not None:
+            told = self._instruments.changed_share.record
+            base = snapshot.base_for(tensors, config, on_changed=told)
         publication = self._store.begin(self.run, number, self.incarnation)
         try:
             with self._pool() as pool:

@@ -1,6 +1,6 @@
 """What a publisher remembers of the version it announced last: the base of its next delta."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -21,8 +21,20 @@ class Snapshot:
     """Deltas announced since the last anchor; 0: this is one."""
     tensors: Mapping[str, Tensor]
 
-    def base_for(self, tensors: Sequence[Tensor], config: PublishConfig) -> list[Tensor] | None:
-        """Return the base of these tensors, each of them; None: publish an anchor."""
+    def base_for(
+        self,
+        tensors: Sequence[Tensor],
+        config: PublishConfig,
+        *,
+        on_changed: Callable[[float], None] = lambda share: None,
+    ) -> list[Tensor] | None:
+        """Return the base of these tensors, each of them; None: publish an anchor.
+
+        Args:
+            tensors: the next version.
+            config: how it goes out.
+            on_changed: told the estimated share of elements that changed, where it is looked at.
+        """
         if anchor_due(since_anchor=self.since_anchor, anchor_every=config.anchor_every):
             return None
         if len(tensors) != len(self.tensors):
@@ -33,7 +45,9 @@ class Snapshot:
             if old is None or not _alike(old, tensor):
                 return None
             base.append(old)
-        return base if sampled_share(tensors, base) <= config.dense_above else None
+        share = sampled_share(tensors, base)
+        on_changed(share)
+        return base if share <= config.dense_above else None
 
 
 def take_snapshot(

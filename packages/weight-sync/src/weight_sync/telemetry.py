@@ -31,6 +31,11 @@ class Instruments:
             unit="1",
             description="Payload bytes of a version as a share of the model's, by codec.",
         )
+        self.changed_share = meter.create_histogram(
+            "weight_sync.changed.share",
+            unit="1",
+            description="Share of the model's elements that a version changed, from a sample.",
+        )
         self.step_s = meter.create_histogram(
             "weight_sync.step.duration",
             unit="s",
