@@ -18,7 +18,7 @@ from weight_sync.core.manifest import Manifest, PayloadFile, PolicyVersion, Tens
 from weight_sync.core.shards import ShardTicket, assign_owners
 from weight_sync.errors import WeightSyncError
 from weight_sync.publisher import PublishConfig, Published, Publisher, RawTensor
-from weight_sync.sharded import write_shard
+from weight_sync.sharded import ShardWriter
 from weight_sync.stores import FolderStore, open_store
 from weight_sync.transports.collective import CollectiveSender
 from weight_sync.types import (
@@ -47,10 +47,10 @@ __all__ = [
     "Publisher",
     "RawTensor",
     "ShardTicket",
+    "ShardWriter",
     "TensorEntry",
     "WeightClient",
     "WeightSyncError",
     "assign_owners",
     "open_store",
-    "write_shard",
 ]

@@ -25,7 +25,7 @@ from weight_sync.client import WeightClient
 from weight_sync.codecs import Dense, Tensor, delta_codec
 from weight_sync.config import PublishConfig
 from weight_sync.core.manifest import Manifest, PolicyVersion, build_manifest, check_run
-from weight_sync.core.plan import Link, prunable
+from weight_sync.core.plan import Link, anchor_due, prunable
 from weight_sync.core.shards import ShardTicket
 from weight_sync.errors import Fenced, PayloadMissing
 from weight_sync.sharded import collect_shards
@@ -92,6 +92,8 @@ class Publisher:
         self._keep_latest = keep_latest
         self._config = config
         self._snapshot: Snapshot | None = None
+        self._shards_since: tuple[int, int] | None = None
+        """The last version of several ranks, if they hold it, and its deltas since the anchor."""
         self._links = dict(links or {})
         self._sender = sender
         self._busy = asyncio.Lock()
@@ -211,10 +213,16 @@ class Publisher:
     ) -> ShardTicket:
         """Begin a version that several ranks write; hand the ticket to all of them.
 
-        Each rank calls `weight_sync.sharded.write_shard`; then `commit_shards` here.
+        Each rank has its `weight_sync.sharded.ShardWriter` write; then `commit_shards` here.
         """
         if parent is None:
             parent = self.last.version.number if self.last else 0
+        since, self._shards_since = self._shards_since, None
+        if since is not None and (
+            anchor_due(since_anchor=since[1], anchor_every=self._config.anchor_every)
+            or await self._stuck(_PLAN_S)
+        ):
+            since = None
         number, self._next = self._next, self._next + 1
         await asyncio.to_thread(self._store.begin, self.run, number, self.incarnation)
         return ShardTicket(
@@ -225,6 +233,9 @@ class Publisher:
             parent=parent,
             shards=shards,
             store_uri=self._store.uri,
+            base=since[0] if since else 0,
+            since_anchor=since[1] + 1 if since else 0,
+            codec=self._config.codec,
         )
 
     async def commit_shards(self, ticket: ShardTicket, *, timeout_s: float = 60.0) -> PolicyVersion:
@@ -243,6 +254,8 @@ class Publisher:
             written_s = time.perf_counter()
             needed = await self._make_known(manifest, uri, deadline)
             announced_s = time.perf_counter()
+            if ticket.codec != Dense.id:
+                self._shards_since = (ticket.number, ticket.since_anchor)
             await asyncio.to_thread(self._prune, needed)
         return self._published(manifest, began_s, written_s, announced_s)
 
@@ -273,18 +286,21 @@ class Publisher:
 
     async def _base(self, tensors: list[Tensor], deadline: Deadline) -> Snapshot | None:
         """Return what to send a delta of; None: send an anchor."""
-        if self._snapshot is None:
+        if self._snapshot is None or await self._stuck(deadline.within(_PLAN_S)):
             return None
+        return self._snapshot
+
+    async def _stuck(self, timeout_s: float) -> bool:
+        """Ask whether there are hosts that a delta would not help."""
         try:
-            stuck = await self._client.plan_version(self.run, timeout_s=deadline.within(_PLAN_S))
+            hosts = await self._client.plan_version(self.run, timeout_s=timeout_s)
         except ServiceError as error:
             # Nobody is helped by waiting: whoever is stuck will still be at the next version.
             logger.warning("could not ask whether a delta will do: %s", error)
-            stuck = ()
-        if stuck:
-            logger.warning("publishing an anchor for hosts that are stuck: %s", ", ".join(stuck))
-            return None
-        return self._snapshot
+            return False
+        if hosts:
+            logger.warning("publishing an anchor for hosts that are stuck: %s", ", ".join(hosts))
+        return bool(hosts)
 
     def _write(
         self,

@@ -11,9 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 from service_kit.channel import ChannelConfig, open_channel
-from weight_sync import Publisher, ShardTicket, WeightClient, assign_owners
+from weight_sync import (
+    PublishConfig,
+    Publisher,
+    ShardTicket,
+    ShardWriter,
+    WeightClient,
+    assign_owners,
+)
 from weight_sync.config import ReceiverConfig, StaticEngine, WeightSyncConfig
-from weight_sync.errors import ShardMissing
+from weight_sync.errors import AnchorRequired, ShardMissing
 from weight_sync.testing import FakeEngine, root_of
 
 Weights = Callable[[int], dict[str, Any]]
@@ -21,12 +28,12 @@ RANKS = 2
 RANK = """
 import os, signal, sys
 import numpy as np
-from weight_sync import ShardTicket, write_shard
+from weight_sync import ShardTicket, ShardWriter
 
 ticket, rank, tensors, dies = sys.argv[1:]
 if dies == "True":
     os.kill(os.getpid(), signal.SIGKILL)
-write_shard(ShardTicket.from_json(ticket), int(rank), dict(np.load(tensors)))
+ShardWriter(int(rank)).write(ShardTicket.from_json(ticket), dict(np.load(tensors)))
 """
 
 
@@ -79,3 +86,41 @@ async def test_a_version_of_several_ranks_reaches_the_engine_or_nobody(
 
         last = await publisher.publish({"w": np.zeros(2, np.float32)}, step=3)
         assert (last.number, last.parent) == (3, 1)
+
+
+async def test_several_ranks_send_what_changed_and_an_anchor_after_one_was_lost(
+    config: WeightSyncConfig, run_service: Any, engine: FakeEngine, weights: Weights
+) -> None:
+    receiver = ReceiverConfig(
+        host="host", engines=(StaticEngine(url=engine.url),), poll_interval_s=0.02
+    )
+    async with (
+        run_service(config.model_copy(update={"receiver": receiver})) as service,
+        open_channel(ChannelConfig(target=service.address)) as channel,
+    ):
+        client = WeightClient(channel)
+        deltas = PublishConfig(codec="ulp-gap", anchor_every=4)
+        publisher = await Publisher.acquire(channel, run="run", config=deltas)
+        owners = assign_owners({name: array.nbytes for name, array in weights(0).items()}, RANKS)
+        ranks = [ShardWriter(rank) for rank in range(RANKS + 1)]  # the last one owns nothing
+
+        async def publish(step: int) -> None:
+            ticket = await publisher.begin_shards(shards=len(ranks), step=step)
+            for rank, writer in enumerate(ranks):
+                own = {name: a for name, a in weights(step).items() if owners[name] == rank}
+                writer.write(ShardTicket.from_json(ticket.to_json()), own)
+            version = await publisher.commit_shards(ticket, timeout_s=0.2)
+            assert (await client.await_version(version.number, timeout_s=10)).engines == 1
+            assert engine.root() == root_of({n: a.tobytes() for n, a in weights(step).items()})
+
+        for step in range(3):
+            await publish(step)
+        ranks[1] = ShardWriter(1)  # started again, it knows of no version
+        with pytest.raises(AnchorRequired, match=r"rank 1 .* version 3, and holds no version"):
+            await publish(3)
+        for step in range(3, 9):
+            await publish(step)
+        listed = (await client.list_versions(timeout_s=5)).versions
+        assert [(v.version.number, v.base) for v in listed] == [
+            (1, 0), (2, 1), (3, 2), (5, 0), (6, 5), (7, 6), (8, 7), (9, 0), (10, 9),
+        ]  # fmt: skip

@@ -13,7 +13,7 @@ from weight_sync.codecs import Tensor, safetensors_file
 from weight_sync.core.manifest import PayloadFile, TensorEntry, digest
 from weight_sync.core.shards import ShardReceipt, ShardTicket, assign_owners, joined
 from weight_sync.errors import ManifestError, ShardMissing
-from weight_sync.sharded import collect_shards, write_shard
+from weight_sync.sharded import ShardWriter, collect_shards
 from weight_sync.stores import FolderStore
 
 NEVER = 0.0
@@ -41,7 +41,7 @@ def test_the_version_has_every_rank_s_tensors(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ticket = begun(store)
     for rank in (2, 0, 1):
-        write_shard(ticket, rank, part(rank))
+        ShardWriter(rank).write(ticket, part(rank))
     manifest, uri = collect_shards(ticket, store, timeout_s=NEVER)
     assert store.read_manifest(uri) == manifest
     assert (manifest.version.step, manifest.is_anchor, len(manifest.payloads)) == (7, True, 3)
@@ -57,8 +57,8 @@ def test_the_version_has_every_rank_s_tensors(tmp_path: Path) -> None:
 def test_a_rank_may_own_nothing(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ticket = begun(store, shards=2)
-    write_shard(ticket, 0, part(0))
-    write_shard(ticket, 1, {})
+    ShardWriter(0).write(ticket, part(0))
+    ShardWriter(1).write(ticket, {})
     manifest, _ = collect_shards(ticket, store, timeout_s=NEVER)
     assert [entry.name for entry in manifest.tensors] == sorted(part(0))
 
@@ -66,8 +66,8 @@ def test_a_rank_may_own_nothing(tmp_path: Path) -> None:
 def test_a_missing_rank_means_no_version_and_no_leftovers(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ticket = begun(store)
-    write_shard(ticket, 0, part(0))
-    write_shard(ticket, 2, part(2))
+    ShardWriter(0).write(ticket, part(0))
+    ShardWriter(2).write(ticket, part(2))
     now_s = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -81,19 +81,19 @@ def test_a_missing_rank_means_no_version_and_no_leftovers(tmp_path: Path) -> Non
     assert list((tmp_path / "run").iterdir()) == []
     # A rank that comes later learns of it, and makes no version either.
     with pytest.raises(FileNotFoundError):
-        write_shard(ticket, 1, part(1))
+        ShardWriter(1).write(ticket, part(1))
 
 
 def test_a_rank_killed_before_any_of_its_steps_leaves_no_version(tmp_path: Path) -> None:
     steps: list[str] = []
     store = FolderStore(tmp_path / "record")
-    write_shard(begun(store), 1, part(1), FolderStore(store.root, on_step=steps.append))
+    ShardWriter(1, store=FolderStore(store.root, on_step=steps.append)).write(begun(store), part(1))
     assert steps[-1].startswith("sync folder")
     receipt = next(i for i, step in enumerate(steps) if step.startswith("rename .receipt"))
     for index in range(len(steps)):
         store = FolderStore(tmp_path / str(index))
         ticket = begun(store, shards=2)
-        write_shard(ticket, 0, part(0))
+        ShardWriter(0).write(ticket, part(0))
         child = os.fork()
         if child == 0:
             seen = 0
@@ -104,7 +104,7 @@ def test_a_rank_killed_before_any_of_its_steps_leaves_no_version(tmp_path: Path)
                     os.kill(os.getpid(), signal.SIGKILL)
                 seen += 1
 
-            write_shard(ticket, 1, part(1), FolderStore(store.root, on_step=on_step))
+            ShardWriter(1, store=FolderStore(store.root, on_step=on_step)).write(ticket, part(1))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status)
@@ -120,12 +120,12 @@ def test_a_rank_killed_before_any_of_its_steps_leaves_no_version(tmp_path: Path)
 def test_the_coordinator_waits_for_ranks_that_are_slow(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ticket = begun(store, shards=2)
-    write_shard(ticket, 0, part(0))
+    ShardWriter(0).write(ticket, part(0))
     waits = iter([None, None, "now"])
 
     def sleep(_seconds: float) -> None:
         if next(waits):
-            write_shard(ticket, 1, part(1))
+            ShardWriter(1).write(ticket, part(1))
 
     manifest, _ = collect_shards(ticket, store, timeout_s=60, clock=time.monotonic, sleep=sleep)
     assert len(manifest.payloads) == 2
@@ -134,8 +134,8 @@ def test_the_coordinator_waits_for_ranks_that_are_slow(tmp_path: Path) -> None:
 def test_two_owners_of_one_tensor_are_refused(tmp_path: Path) -> None:
     store = FolderStore(tmp_path)
     ticket = begun(store, shards=2)
-    write_shard(ticket, 0, part(0))
-    write_shard(ticket, 1, part(0))
+    ShardWriter(0).write(ticket, part(0))
+    ShardWriter(1).write(ticket, part(0))
     with pytest.raises(ManifestError, match=r"layer\.0\.0 was written by ranks 0 and 1"):
         collect_shards(ticket, store, timeout_s=NEVER)
     assert store.committed("run") == []
@@ -145,7 +145,7 @@ def test_a_rank_that_is_none_is_refused(tmp_path: Path) -> None:
     ticket = begun(FolderStore(tmp_path))
     for rank in (-1, 3):
         with pytest.raises(ManifestError, match="expected a rank below 3"):
-            write_shard(ticket, rank, {})
+            ShardWriter(rank).write(ticket, {})
     for text in ("", "[]", '{"run": "x"}'):
         with pytest.raises(ManifestError, match="expected a shard's ticket"):
             ShardTicket.from_json(text)
@@ -174,7 +174,7 @@ def test_shards_join_exactly_when_no_tensor_has_two_owners(shards: list[list[str
     receipts = [
         ShardReceipt(
             tuple(TensorEntry(n, "U8", (1,), digest(n.encode())) for n in shard),
-            PayloadFile(f"p{i}", 0, digest(b"")),
+            PayloadFile(f"p{i}", 0, digest(b"")) if shard else None,
         )
         for i, shard in enumerate(shards)
     ]

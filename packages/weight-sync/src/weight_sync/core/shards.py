@@ -21,6 +21,12 @@ class ShardTicket:
     shards: int
     """Ranks that write, from 0."""
     store_uri: str
+    base: int = 0
+    """The version to send the changes since; 0: send everything."""
+    since_anchor: int = 0
+    """Deltas since the last anchor, this version's included."""
+    codec: str = "dense"
+    """How changes are sent, of this version or the next; `dense`: never."""
 
     def to_json(self) -> str:
         """Return the text to hand to the ranks."""
@@ -52,15 +58,15 @@ class ShardReceipt:
     """What one rank has written, all of it in the store."""
 
     tensors: tuple[TensorEntry, ...]
-    payload: PayloadFile
+    payload: PayloadFile | None
+    """None: a rank without tensors has no changes."""
 
     def to_bytes(self) -> bytes:
         """Return it as JSON."""
         tensors = [[t.name, t.dtype, list(t.shape), t.checksum] for t in self.tensors]
-        payload = self.payload
-        return json.dumps(
-            {"tensors": tensors, "payload": [payload.name, payload.size_bytes, payload.checksum]}
-        ).encode()
+        file = self.payload
+        payload = [file.name, file.size_bytes, file.checksum] if file else None
+        return json.dumps({"tensors": tensors, "payload": payload}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "ShardReceipt":
@@ -75,7 +81,8 @@ class ShardReceipt:
                 TensorEntry(name, dtype, tuple(shape), checksum)
                 for name, dtype, shape, checksum in fields["tensors"]
             )
-            return cls(tensors, PayloadFile(*fields["payload"]))
+            payload = fields["payload"]
+            return cls(tensors, None if payload is None else PayloadFile(*payload))
         except (ValueError, TypeError, KeyError) as error:
             raise ManifestError(f"a shard's receipt makes no sense: {error!r}") from error
 
