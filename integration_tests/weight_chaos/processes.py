@@ -38,7 +38,9 @@ WAIT_S = 30.0
 class Processes:
     """A service, and hosts with a receiver and engines each. Leave it by its context manager."""
 
-    def __init__(self, folder: Path, *, hosts: int = 1, engines: int = 1) -> None:
+    def __init__(
+        self, folder: Path, *, hosts: int = 1, engines: int = 1, served: Path | None = None
+    ) -> None:
         self.folder = folder
         self.store = folder / "store"
         self.journal = folder / "journal"
@@ -53,6 +55,8 @@ class Processes:
         self.model.mkdir(parents=True)
         (self.model / "config.json").write_text("{}")
         safetensors.numpy.save_file(dict(weights_of(0)), self.model / "model.safetensors")
+        self.served = served or self.model
+        """What engines were started with."""
         self.clock = folder / "clock"
         self.clock.write_bytes(struct.pack("d", 0.0))
         self.journal.touch()
@@ -87,7 +91,7 @@ class Processes:
             service=ChannelConfig(target=self.target, max_reconnect_backoff_s=0.1),
             host=name,
             engines=tuple(StaticEngine(url=self.url(port)) for port in self.engines[name]),
-            base_model=self.model,
+            base_model=self.served,
             shadow_folder=self.folder / f"shadow-{name}",
             poll_interval_s=0.03,
             report_interval_s=0.1,
@@ -282,9 +286,11 @@ class Processes:
 
 
 @asynccontextmanager
-async def world(folder: Path, *, hosts: int = 1, engines: int = 1) -> AsyncIterator[Processes]:
+async def world(
+    folder: Path, *, hosts: int = 1, engines: int = 1, served: Path | None = None
+) -> AsyncIterator[Processes]:
     """Everything started but a publisher; nothing of it is left afterwards."""
-    processes = Processes(folder, hosts=hosts, engines=engines)
+    processes = Processes(folder, hosts=hosts, engines=engines, served=served)
     target = ChannelConfig(
         target=processes.target, wait_for_ready=True, max_reconnect_backoff_s=0.1
     )
