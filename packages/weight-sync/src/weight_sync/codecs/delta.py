@@ -26,6 +26,7 @@ for them; large ones are cut, so that memory is bounded and several threads can 
 """
 
 import struct
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -34,6 +35,7 @@ from typing import TypeVar
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from weight_sync.codecs.base import Coder, Piece, Tensor, Words
 from weight_sync.codecs.frames import compress, decompress
@@ -44,7 +46,7 @@ DENSE_ABOVE = 0.3
 """Share of changed elements above which a block goes out whole; docs/weight-sync.md derives it."""
 BLOCK_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
-"""Tensors below this share blocks, of at most so many bytes. A part of the format."""
+"""Tensors below this share blocks. A part of the format: they come first."""
 
 _MAGIC = b"TWDELTA1"
 _FILE = struct.Struct("<8s16s16sII")
@@ -52,8 +54,13 @@ _BLOCK = struct.Struct("<BIIQII")
 _END = b"\0"
 _CODED, _WHOLE = 1, 2
 _MAX_NAMES_BYTES = 100_000_000
+_JOINED = 4
+"""A block that tensors share has at most so many times `SMALL_BYTES`."""
 _AHEAD = 16
 """Blocks coded before the first of them is taken."""
+
+_room = threading.local()
+"""Each thread's memory for tensors joined into a block."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -160,18 +167,20 @@ class Delta:
         }
 
     def _block(self, new: Sequence[Tensor], old: Sequence[Tensor], span: _Span) -> list[Piece]:
-        words = _joined(new, span)
+        words = _joined(new, span, "new")
         body = self._coder.encode(
-            _joined(old, span), words, most_changes=int(self._dense_above * words.size)
+            _joined(old, span, "old"), words, most_changes=int(self._dense_above * words.size)
         )
         if body == b"":
             return []
         if body is not None and len(body) < span.length:
             return [_head(_CODED, span, len(body)), body]
-        return [_head(_WHOLE, span, span.length), words.view(np.uint8).data]
+        whole = words.view(np.uint8).data
+        # Joined, they stand in memory that the next block takes.
+        return [_head(_WHOLE, span, span.length), bytes(whole) if span.count > 1 else whole]
 
     def _apply_block(self, tensors: Sequence[Tensor], block: _Block) -> None:
-        words = _joined(tensors, block.span)
+        words = _joined(tensors, block.span, "old")
         if block.kind == _WHOLE:
             words.view(np.uint8)[:] = np.frombuffer(block.body, np.uint8)
         else:
@@ -262,19 +271,27 @@ def _spans(tensors: Sequence[Tensor]) -> Iterator[_Span]:
                 yield _Span(first, 1, start, min(BLOCK_BYTES, size - start))
             continue
         while index < len(tensors) and tensors[index].dtype == tensors[first].dtype:
-            larger = size + tensors[index].data.nbytes
-            if larger > SMALL_BYTES:
+            more = tensors[index].data.nbytes
+            if more >= SMALL_BYTES or size + more > _JOINED * SMALL_BYTES:
                 break
-            size = larger
+            size += more
             index += 1
         yield _Span(first, index - first, 0, size)
 
 
-def _joined(tensors: Sequence[Tensor], span: _Span) -> Words:
-    """Return a span's words: a view into one tensor, or a copy of several."""
+def _joined(tensors: Sequence[Tensor], span: _Span, slot: str) -> Words:
+    """Return a span's words: a view into one tensor, or a copy of several.
+
+    The copy is in memory of this thread's that the next copy into the same slot takes: fresh memory
+    would cost more than the copy, since the kernel clears it page by page.
+    """
     words = [tensor.words() for tensor in tensors[span.first : span.first + span.count]]
     if span.count > 1:
-        return np.concatenate(words)
+        room: NDArray[np.uint8] | None = getattr(_room, slot, None)
+        if room is None or room.nbytes < span.length:
+            room = np.empty(max(span.length, SMALL_BYTES), np.uint8)
+            setattr(_room, slot, room)
+        return np.concatenate(words, out=room[: span.length].view(words[0].dtype))
     word_bytes = words[0].itemsize
     return words[0][span.start // word_bytes : (span.start + span.length) // word_bytes]
 
