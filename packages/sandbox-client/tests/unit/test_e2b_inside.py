@@ -149,10 +149,17 @@ def test_who_is_slow_to_die_is_killed_once_and_the_command_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     dying = {(pid, b"1") for pid in (10, 20, 30, 40)}
-    killed = killing(monkeypatch, [dying] * 300 + [{(20, b"2")}, set()])
+    killed = killing(monkeypatch, [dying] * 300 + [{(20, b"2")}, set(), set()])
     assert killed[0] == 30
     assert sorted(killed[1:-1]) == [10, 20, 40]
     assert killed[-1] == 20  # another process by now
+
+
+def test_who_was_listed_in_nobodys_tree_is_found_by_a_second_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    orphan = {(10, b"1")}
+    assert killing(monkeypatch, [set(), orphan, set(), orphan, set(), set()]) == [10]
 
 
 def test_what_forks_too_fast_takes_all_the_users_processes_along(

@@ -171,8 +171,14 @@ class Supervisor:
         self._killed = True
         killed: set[tuple[int, bytes]] = set()
         rounds, end = 0, time.monotonic() + _DYING_S
+        empty = False
         while rounds < _KILL_ROUNDS:
             found = _tree(self._request["mark"])
+            # Who loses its parent while they are listed is in nobody's tree: hence a second look.
+            if not found and not empty:
+                empty = True
+                continue
+            empty = not found
             # Who is killed may still be there for a while, but forks no more.
             fresh = found - killed
             if not found or (not fresh and time.monotonic() > end):
