@@ -120,6 +120,7 @@ class EvalPeer:
                 memory_bytes=recipe.memory_bytes,
                 cpus=recipe.cpus,
                 network=recipe.network,
+                forget_history=recipe.forget_history,
             ),
             command_timeout_s=task.command_timeout_s,
         )

@@ -19,6 +19,7 @@ class EnvironmentRecipe:
         digest: Of the recipe; of the folder tree, if `image` is empty.
         image: Container image; empty for a folder tree.
         dockerfile: Builds an image with the tree as its context; empty for none.
+        forget_history: Whether git's history in the work folder goes before the agent comes.
     """
 
     digest: str
@@ -29,6 +30,7 @@ class EnvironmentRecipe:
     memory_bytes: int = 0
     cpus: float = 0.0
     network: bool = False
+    forget_history: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,14 @@ class SandboxWorkspaces:
     async def create(self, task: Task, key: str) -> SandboxWorkspace:
         """Make a sandbox of the task's environment; the same key gives the same sandbox."""
         sandbox = await self._patience.call(lambda: self._create(task, key), "CreateSandbox")
-        return SandboxWorkspace(sandbox, self._patience, self._destroy_timeout_s)
+        workspace = SandboxWorkspace(sandbox, self._patience, self._destroy_timeout_s)
+        if task.environment.forget_history:
+            try:
+                await sandbox.forget_history(timeout_s=self._start_timeout_s)
+            except BaseException:
+                await workspace.destroy()
+                raise
+        return workspace
 
     async def destroy_leftovers(self) -> int:
         """Destroy what an earlier life of this engine left behind; how many there were."""

@@ -287,6 +287,14 @@ async def sandboxes(
         )
 
 
+async def test_a_sandbox_that_keeps_its_history_though_it_should_not_is_given_to_no_agent() -> None:
+    fake = FakeSandboxes()  # every command of it fails
+    async with sandboxes(fake, Environments()) as workspaces:
+        with pytest.raises(ServiceError, match="history could not be taken out"):
+            await workspaces.create(task(forget_history=True), "k")
+    assert fake.destroyed == ["k"]
+
+
 async def test_an_environment_is_put_once_and_a_sandbox_made_of_it() -> None:
     fake, environments = FakeSandboxes(), Environments()
     recipe = {"workdir": "/app", "env": {"A": "b"}, "memory_bytes": 7, "cpus": 2.0}

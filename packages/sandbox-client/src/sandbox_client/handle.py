@@ -14,7 +14,7 @@ from tailrace.sandbox.v1 import sandbox_service_pb2 as pb
 from sandbox_client import wire
 from sandbox_client.connection import Connection, typed_errors
 from sandbox_client.environments import EnvironmentTree
-from sandbox_client.errors import SandboxGone
+from sandbox_client.errors import SandboxGone, SandboxUnavailable
 from sandbox_client.types import Command, ExecResult, FileContent, SnapshotInfo
 
 __all__ = ["OutputEvent", "Sandbox", "Snapshot"]
@@ -23,6 +23,17 @@ _DEFAULT_OUTPUT_BYTES = 10_000
 # Above this a command's call streams, so that its heartbeats show that the service is alive.
 _LONG_COMMAND_S = 60.0
 _IDLE_S = 30.0
+# Nested repositories, submodules and work trees too. The new one has a single commit, so that `git
+# diff` shows what is changed from here on; without git there is none.
+_FORGET_HISTORY = """\
+set -e
+found=$(find . -name .git -prune -print | head -1)
+test -n "$found" || exit 0
+find . -name .git -prune -exec rm -rf {} +
+command -v git >/dev/null || exit 0
+git() { command git -c safe.directory='*' -c user.name=task -c user.email=task@localhost "$@"; }
+git init -q && git add -A && git commit -q --no-verify --allow-empty -m task
+"""
 
 
 @dataclass(frozen=True)
@@ -240,6 +251,24 @@ class Sandbox:
                 requests(), timeout=self._connection.timeout_s
             )
         return list(response.changed_paths)
+
+    async def forget_history(self, *, timeout_s: float = 120.0) -> None:
+        """Replaces git's repositories in the work folder by one with a single commit of its files.
+
+        Branches, tags, remotes, stashes, reflogs and objects that nothing refers to go with them.
+
+        Raises:
+            SandboxUnavailable: it could not be done.
+        """
+        result = await self.run(
+            Command(shell=_FORGET_HISTORY, timeout_s=timeout_s, merge_stderr=True)
+        )
+        if result.exit_code != 0:
+            said = result.stdout_bytes[-300:].decode("utf-8", "replace")
+            raise SandboxUnavailable(
+                f"git's history could not be taken out of sandbox {self.id} (exit code "
+                f"{result.exit_code}, timed out: {result.timed_out}): {said}"
+            )
 
     async def snapshot(self, *, key: str = "") -> Snapshot:
         """Keeps its files, so that other sandboxes can start from them: `create(snapshot=...)`.

@@ -52,6 +52,9 @@ class HarborSetConfig(Config):
     """How a Dockerfile becomes an environment. `auto`: a folder tree where it only copies files,
     else an image. `tree`: always a folder tree over the host's root; RUN lines are left out.
     `image`: always an image."""
+    keep_history: bool = False
+    """Leave git's history where agents see it: for tasks about it. Else repositories start with one
+    commit of what is there, for others may hold the solution."""
     max_task_bytes: PositiveInt = 64 * MIB
     """Largest task directory."""
     command_timeout_s: Annotated[float, Field(ge=0)] = 0.0
@@ -84,6 +87,23 @@ ReadSetConfig = HarborSetConfig | RowSetConfig
 TaskSetConfig = Annotated[GeneratedSetConfig | ReadSetConfig, Field(discriminator="kind")]
 
 
+class DecontaminationConfig(Config):
+    """What sets to train on must not share with sets to evaluate on."""
+
+    evaluation_sets: tuple[str, ...] = ()
+    """Names of task sets for evaluation alone. Every other set that was read is compared with those
+    of them that were read; generated splits are disjoint by construction."""
+    on_overlap: Literal["refuse", "leave_out", "allow"] = "refuse"
+    """`refuse`: the service does not start, so that no training does. `leave_out`: it starts
+    without the tasks of the other sets that overlap. `allow`: with them. All are logged."""
+    aliases: dict[str, str] = Field(default_factory=dict)
+    """Repositories by other names of theirs (`{"old/name" = "new/name"}`): renamed or forked."""
+    text_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of a problem statement's runs of six words in another that makes the two equal."""
+    patch_share: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of a reference patch's changed lines in another that makes the two equal."""
+
+
 class FaultInjection(Config):
     """Faults on purpose, for tests of whoever calls `Grade`."""
 
@@ -106,6 +126,11 @@ class GradingConfig(Config):
     """Bytes of the tests' output kept, from its end."""
     python: str = "python3"
     """Interpreter of test runs inside the sandbox; 3.9 or newer."""
+    controls: bool = True
+    """Whether a run in which all tests passed is followed by one with altered tests, in another
+    sandbox, that only a right program fails. It doubles what a solved attempt costs."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """How often a grading begins anew because its sandbox was lost, before that is a fault."""
     start_timeout_s: PositiveFloat = 120.0
     """Longest time for a sandbox to start."""
     call_timeout_s: PositiveFloat = 60.0
@@ -158,6 +183,7 @@ class EvalConfig(Config):
     """The sandbox service that grading uses."""
     task_sets: list[TaskSetConfig] = Field(default_factory=_default_task_sets)
     """The sets that clients can list and draw from."""
+    decontamination: DecontaminationConfig = DecontaminationConfig()
     grading: GradingConfig = GradingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -172,4 +198,9 @@ class EvalConfig(Config):
             if task_set.name in seen:
                 raise ValueError(f"two task sets are named {task_set.name!r}; names must be unique")
             seen.add(task_set.name)
+        unknown = sorted(set(self.decontamination.evaluation_sets) - seen)
+        if unknown:
+            raise ValueError(
+                f"decontamination.evaluation_sets names {unknown}; the task sets are {sorted(seen)}"
+            )
         return self

@@ -51,6 +51,7 @@ def _environment_to_proto(environment: Environment) -> pb.EnvironmentRecipe:
         memory_bytes=environment.memory_bytes,
         cpus=environment.cpus,
         network=environment.network,
+        forget_history=environment.forget_history,
     )
     match environment.source:
         case EnvironmentSource.TREE:

@@ -217,6 +217,9 @@ def test_a_prebuilt_image_is_named(folder: Path) -> None:
     edit(folder, "cpus = 2", 'docker_image = "ubuntu:24.04"')
     environment = read_task(folder).environment
     assert (environment.source, environment.image) == (EnvironmentSource.IMAGE, "ubuntu:24.04")
+    assert environment.forget_history, "what an image holds is not known"
+    kept = read_task(folder, HarborOptions(keep_history=True)).environment
+    assert not kept.forget_history
 
 
 def test_a_generated_task_survives_the_way_through_a_harbor_directory(tmp_path: Path) -> None:

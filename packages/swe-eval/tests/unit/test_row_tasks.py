@@ -43,6 +43,8 @@ def read(row: dict[str, Any]) -> Task:
 
 def test_a_row_of_swe_bench_5_is_a_task() -> None:
     row = bench_row()
+    base = row["base_commit"]
+    row["eval_script"] = f"git checkout {base} tests/a.py\n" + row["eval_script"]
     task = read({**row, "difficulty": "1-4 hours"})
     assert (task.task_id, task.repository) == ("sympy__sympy-13031", "sympy/sympy")
     assert (task.kind, task.instruction) == ("1-4 hours", row["problem_statement"])
@@ -50,7 +52,10 @@ def test_a_row_of_swe_bench_5_is_a_task() -> None:
     assert task.environment.source is EnvironmentSource.IMAGE
     assert (task.environment.image, task.environment.workdir) == (row["image"], "/testbed")
     assert isinstance(task.grader, LogGrader)
-    assert (task.grader.script, task.grader.parser) == (row["eval_script"], "parse_log_sympy")
+    assert task.grader.parser == "parse_log_sympy"
+    # The history goes, with what came after the base commit, and with that commit's name.
+    assert task.environment.forget_history
+    assert task.grader.script == row["eval_script"].replace(base, "HEAD")
     assert task.grader.fail_to_pass == ("test_sparse_matrix",)
     assert task.grader.protected == {"sympy/matrices/tests/test_sparse.py"}
     assert task.reference is not None

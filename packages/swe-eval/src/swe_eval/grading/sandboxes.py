@@ -52,8 +52,17 @@ class ServiceHost:
                 f"this sandbox service can't make the task's environment: {error.message}",
                 metadata={FAULT_CAUSE_KEY: "IMAGE"},
             ) from error
+        if environment.forget_history:
+            await self._forget_history(sandbox)
         self._sandboxes[sandbox.id] = sandbox
         return sandbox.id
+
+    async def _forget_history(self, sandbox: Sandbox) -> None:
+        try:
+            await sandbox.forget_history(timeout_s=self._start_timeout_s)
+        except BaseException:
+            await sandbox.destroy()
+            raise
 
     async def _create(self, reference: EnvironmentRef, limits: SandboxLimits) -> Sandbox:
         return await self._client.create(

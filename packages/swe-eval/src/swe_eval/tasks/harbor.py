@@ -11,7 +11,7 @@ import re
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from swe_eval.tasks.fields import Fields
 from swe_eval.tasks.task import (
     MAX_TESTS,
     Environment,
+    EnvironmentSource,
     FileTree,
     Grader,
     Reference,
@@ -55,6 +56,8 @@ class HarborOptions:
 
     environment: EnvironmentMode = EnvironmentMode.AUTO
     max_task_bytes: int = MAX_TASK_BYTES
+    keep_history: bool = False
+    """Leave git's history where it is: the tasks are about it."""
 
 
 def find_tasks(folder: Path) -> list[Path]:
@@ -106,7 +109,9 @@ def read_task(folder: Path, options: HarborOptions | None = None) -> Task:
             if isinstance(value, str | int | float) and str(value)
         },
         instruction=_instruction(folder, files),
-        environment=environment,
+        environment=replace(
+            environment, forget_history=not options.keep_history and _may_have_history(environment)
+        ),
         grader=_grader(config, parts["tests"]),
         reference=_reference(config, parts["solution"]),
     )
@@ -253,6 +258,13 @@ def _environment(config: Fields, context: FileTree, mode: EnvironmentMode) -> En
         return Environment(image=image, workdir=tree.workdir, env=env, **common)
     return Environment(
         files=context, dockerfile=dockerfile, workdir=tree.workdir, env=env, **common
+    )
+
+
+def _may_have_history(environment: Environment) -> bool:
+    """Whether there can be a repository: an image's files are not known."""
+    return environment.source is not EnvironmentSource.TREE or any(
+        ".git" in path.split("/") for path in environment.files
     )
 
 

@@ -42,7 +42,11 @@ def source_of(config: ReadSetConfig) -> TaskSource:
     """
     if isinstance(config, HarborSetConfig):
         mode = EnvironmentMode(config.environment)
-        options = HarborOptions(environment=mode, max_task_bytes=config.max_task_bytes)
+        options = HarborOptions(
+            environment=mode,
+            max_task_bytes=config.max_task_bytes,
+            keep_history=config.keep_history,
+        )
         return harbor_tasks(config.path, options)
     rows = read_rows(config.location, split=config.split)
     profiles = swesmith.read_profiles(config.profiles) if config.profiles else {}

@@ -110,9 +110,9 @@ def read_task(fields: Fields, *, wall_s: float = 1800.0) -> Task:
         kind=row.difficulty,
         columns={"difficulty": row.difficulty, "version": row.version},
         instruction=row.problem_statement,
-        environment=Environment(image=fields.filled("image"), workdir=TESTBED),
+        environment=Environment(image=fields.filled("image"), workdir=TESTBED, forget_history=True),
         grader=LogGrader(
-            script=fields.filled("eval_script"),
+            script=_without_history(fields.filled("eval_script"), row.base_commit),
             parser=_parser(fields),
             fail_to_pass=row.fail_to_pass,
             pass_to_pass=row.pass_to_pass,
@@ -121,6 +121,11 @@ def read_task(fields: Fields, *, wall_s: float = 1800.0) -> Task:
         ),
         reference=Reference(patch=row.patch.encode()),
     )
+
+
+def _without_history(script: str, base_commit: str) -> str:
+    """The script for a repository whose only commit is what the base commit held."""
+    return re.sub(rf"\b{re.escape(base_commit)}\b", "HEAD", script) if base_commit else script
 
 
 def _parser(fields: Fields) -> str:

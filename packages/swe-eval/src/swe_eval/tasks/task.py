@@ -54,6 +54,8 @@ class Environment:
     """0: the sandbox service's default, as for `cpus`."""
     cpus: float = 0.0
     network: bool = False
+    forget_history: bool = False
+    """Whether the work folder loses its git history at the start: it may hold the repair."""
 
     @property
     def source(self) -> EnvironmentSource:

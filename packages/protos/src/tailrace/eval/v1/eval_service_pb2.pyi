@@ -247,6 +247,7 @@ class EnvironmentRecipe(_message.Message):
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     CPUS_FIELD_NUMBER: _builtins.int
     NETWORK_FIELD_NUMBER: _builtins.int
+    FORGET_HISTORY_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     image: _builtins.str
     """An image reference."""
@@ -256,6 +257,8 @@ class EnvironmentRecipe(_message.Message):
     memory_bytes: _builtins.int
     cpus: _builtins.float
     network: _builtins.bool
+    forget_history: _builtins.bool
+    """Git's history in the work folder, which may hold the solution, goes before anything else runs."""
     @_builtins.property
     def tree(self) -> Global___FolderTree:
         """A folder tree: fetch it with GetEnvironment."""
@@ -274,10 +277,11 @@ class EnvironmentRecipe(_message.Message):
         memory_bytes: _builtins.int = ...,
         cpus: _builtins.float = ...,
         network: _builtins.bool = ...,
+        forget_history: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["dockerfile", b"dockerfile", "image", b"image", "source", b"source", "tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "digest", b"digest", "dockerfile", b"dockerfile", "env", b"env", "image", b"image", "memory_bytes", b"memory_bytes", "network", b"network", "source", b"source", "tree", b"tree", "workdir", b"workdir"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpus", b"cpus", "digest", b"digest", "dockerfile", b"dockerfile", "env", b"env", "forget_history", b"forget_history", "image", b"image", "memory_bytes", b"memory_bytes", "network", b"network", "source", b"source", "tree", b"tree", "workdir", b"workdir"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_source: _TypeAlias = _typing.Literal["tree", "image", "dockerfile"]  # noqa: Y015
     _WhichOneofArgType_source: _TypeAlias = _typing.Literal["source", b"source"]  # noqa: Y015
