@@ -20,7 +20,7 @@ from swe_eval.config import (
     HarborSetConfig,
     RowSetConfig,
 )
-from swe_eval.core.decontaminate import Overlap, OverlapKind, TaskFacts, overlaps
+from swe_eval.core.decontaminate import Overlap, OverlapKind, TaskFacts, contamination, overlaps
 from swe_eval.core.evaluation import Report
 from swe_eval.core.sampling import Candidate, draw, list_digest, stratified_order, stratum_of
 from swe_eval.core.statistics import (
@@ -84,6 +84,7 @@ __all__ = [
     "Verdict",
     "__version__",
     "compare_paired",
+    "contamination",
     "draw",
     "find_tasks",
     "list_digest",

@@ -40,7 +40,7 @@ async def assemble(config: EvalConfig, stack: AsyncExitStack) -> Server:
         StartupError: a task set or the tokenizer can't be used.
     """
     try:
-        catalog = open_task_sets(config.task_sets)
+        catalog = open_task_sets(config.task_sets, config.decontamination)
     except TaskSetError as error:
         raise StartupError(str(error)) from error
     grading = config.grading

@@ -1,11 +1,13 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sandbox_client.environments import EnvironmentTree
-from swe_eval.config import EvalConfig, GeneratedSetConfig, HarborSetConfig
+from swe_eval.config import DecontaminationConfig, EvalConfig, GeneratedSetConfig, HarborSetConfig
 from swe_eval.core.decontaminate import TaskFacts, defined_functions, overlaps
 from swe_eval.errors import TaskSetError
-from swe_eval.generate import make_task
+from swe_eval.generate import make_task, to_harbor
 from swe_eval.tasks.sets import Catalog, GeneratedSet, ReadSet, open_task_sets
 from swe_eval.tasks.task import Environment, Task, TestGrader, TestRunner, TreeFile
 
@@ -198,3 +200,51 @@ def test_the_default_sets_share_no_repository_and_no_function() -> None:
     train, heldout = (GeneratedSet(c) for c in EvalConfig().task_sets)  # type: ignore[arg-type]
     assert overlaps(facts(train, 150), facts(heldout, 60)) == []
     assert overlaps(facts(train, 3), facts(train, 3)) != []
+
+
+@pytest.fixture
+def two_sets(tmp_path: Path) -> Callable[..., EvalConfig]:
+    """Harbor sets `mine`, of three tasks, and `verified` with the first of them."""
+    for name, numbers in (("mine", (0, 60, 61)), ("verified", (0,))):
+        for number in numbers:
+            to_harbor(make_task("train", number), tmp_path / name)
+
+    def config(**settings: Any) -> EvalConfig:
+        return EvalConfig(
+            task_sets=[
+                HarborSetConfig(name=name, path=tmp_path / name) for name in ("mine", "verified")
+            ],
+            decontamination=DecontaminationConfig(evaluation_sets=("verified",), **settings),
+        )
+
+    return config
+
+
+def opened(config: EvalConfig) -> dict[str, int]:
+    catalog = open_task_sets(config.task_sets, config.decontamination)
+    return {task_set.name: len(task_set) for task_set in catalog.task_sets}
+
+
+def test_a_set_that_shares_a_task_with_an_evaluation_set_is_refused_and_says_which(
+    two_sets: Callable[..., EvalConfig],
+) -> None:
+    shared = make_task("train", 0).task_id
+    with pytest.raises(TaskSetError, match=f"{shared}.*{shared} share.*on_overlap"):
+        opened(two_sets())
+
+
+def test_shared_tasks_are_left_out_or_kept_if_that_is_asked_for(
+    two_sets: Callable[..., EvalConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert opened(two_sets(on_overlap="leave_out")) == {"mine": 2, "verified": 1}
+    assert opened(two_sets(on_overlap="allow")) == {"mine": 3, "verified": 1}
+    assert caplog.text.count("is contaminated") >= 2
+
+
+def test_nothing_is_compared_without_an_evaluation_set_and_unknown_names_are_refused(
+    two_sets: Callable[..., EvalConfig],
+) -> None:
+    config = two_sets()
+    assert len(open_task_sets(config.task_sets).task_sets) == 2
+    with pytest.raises(ValueError, match="names \\['verifyed'\\]"):
+        EvalConfig(decontamination=DecontaminationConfig(evaluation_sets=("verifyed",)))

@@ -3,11 +3,17 @@
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from swe_eval.config import INDEXES_PER_SEED, GeneratedSetConfig, ReadSetConfig
+from swe_eval.config import (
+    INDEXES_PER_SEED,
+    DecontaminationConfig,
+    GeneratedSetConfig,
+    ReadSetConfig,
+)
+from swe_eval.core.decontaminate import TaskFacts, contamination
 from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import make_task
 from swe_eval.tasks.generated import from_generated
@@ -177,6 +183,23 @@ class ReadSet:
         """The task with this id, or None if it is not of this set."""
         return self._tasks.get(task_id)
 
+    def facts(self) -> list[TaskFacts]:
+        """What each task can be known by, in the set's order."""
+        return [
+            TaskFacts(
+                task_id=task.task_id,
+                repository=task.repository,
+                text=task.instruction,
+                patch=task.reference.patch.decode("utf-8", "replace") if task.reference else "",
+            )
+            for task in self._order
+        ]
+
+    def leave_out(self, task_ids: Collection[str]) -> None:
+        """Drops tasks."""
+        self._tasks = {name: t for name, t in self._tasks.items() if name not in task_ids}
+        self._order = list(self._tasks.values())
+
 
 class Catalog:
     """All task sets of a service."""
@@ -217,15 +240,55 @@ class Catalog:
             self._by_digest.popitem(last=False)
 
 
-def open_task_sets(configs: Sequence[GeneratedSetConfig | ReadSetConfig]) -> Catalog:
+def open_task_sets(
+    configs: Sequence[GeneratedSetConfig | ReadSetConfig],
+    decontamination: DecontaminationConfig | None = None,
+) -> Catalog:
     """Opens the configured sets.
 
     Raises:
-        TaskSetError: a set can't be used at all. Single malformed tasks are logged and left out.
+        TaskSetError: a set can't be used at all, or shares tasks with an evaluation set. Single
+            malformed tasks are logged and left out.
     """
-    return Catalog(
-        [
-            GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else ReadSet(config)
-            for config in configs
-        ]
-    )
+    task_sets = [
+        GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else ReadSet(config)
+        for config in configs
+    ]
+    decontaminate(task_sets, decontamination or DecontaminationConfig())
+    return Catalog(task_sets)
+
+
+def decontaminate(task_sets: Sequence[TaskSet], config: DecontaminationConfig) -> None:
+    """Does to tasks that an evaluation set has too as the configuration says.
+
+    Raises:
+        TaskSetError: there are some, and that is to be refused.
+    """
+    read = [task_set for task_set in task_sets if isinstance(task_set, ReadSet)]
+    heldout = [f for s in read if s.name in config.evaluation_sets for f in s.facts()]
+    for task_set in read:
+        if task_set.name in config.evaluation_sets or not heldout:
+            continue
+        found = contamination(
+            task_set.facts(),
+            heldout,
+            aliases=config.aliases,
+            text_share=config.text_share,
+            patch_share=config.patch_share,
+        )
+        for overlap in found:
+            logger.warning("task set %s is contaminated: %s", task_set.name, overlap)
+        bad = dict.fromkeys(overlap.training_task for overlap in found)
+        if bad and config.on_overlap == "refuse":
+            raise TaskSetError(
+                f"task set {task_set.name!r}: {len(bad)} of {len(task_set)} tasks are in an "
+                f"evaluation set too, the first because: {found[0]}; the log names all. Choose "
+                "decontamination.on_overlap = 'leave_out', or 'allow' if you mean to train on them"
+            )
+        if len(bad) == len(task_set) and config.on_overlap == "leave_out":
+            raise TaskSetError(
+                f"task set {task_set.name!r}: every task is in an evaluation set too, the first "
+                f"because: {found[0]}"
+            )
+        if config.on_overlap == "leave_out":
+            task_set.leave_out(bad)
