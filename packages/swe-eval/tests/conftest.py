@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.util
 import os
 import shutil
 import signal
@@ -15,15 +16,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
+from sandbox_client import Command, EnvironmentRef, FileContent, SandboxClient
 from service_kit.channel import ChannelConfig, open_channel
 from service_kit.errors import FailedPrecondition, NotFound, Reason, ServiceError
 from service_kit.server import ServerConfig
 from swe_eval.app import assemble
-from swe_eval.config import EvalConfig, EvaluationConfig, GeneratedSetConfig
+from swe_eval.config import EvalConfig, EvaluationConfig, GeneratedSetConfig, GradingConfig
 from swe_eval.grading.host import CommandResult
+from swe_eval.grading.run import Grade, Grader
+from swe_eval.grading.sandboxes import ServiceHost
 from swe_eval.tasks.task import (
     Environment,
     FileTree,
+    LogGrader,
     Reference,
     Task,
     TestGrader,
@@ -226,6 +232,19 @@ def make_shop(tmp_path: Path) -> Callable[..., Task]:
     return make
 
 
+def copy_pytest(folder: Path) -> None:
+    """Gives the sandboxes' interpreter this one's pytest."""
+    for name in ("_pytest", "iniconfig", "packaging", "pluggy", "py", "pygments", "pytest"):
+        found = importlib.util.find_spec(name)
+        assert found is not None
+        assert found.origin is not None
+        source = Path(found.origin)
+        if source.name == "__init__.py":
+            shutil.copytree(source.parent, folder / name)
+        else:
+            shutil.copy(source, folder / source.name)
+
+
 @pytest.fixture(scope="session")
 def sandbox_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a running sandbox service."""
@@ -233,10 +252,14 @@ def sandbox_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         pytest.skip("sandboxes of the local back-end need root")
     folder = tmp_path_factory.mktemp("sandboxes")
     address_file = folder / "address"
+    site_packages = folder / "site-packages"
+    copy_pytest(site_packages)
+    folder.chmod(0o755)
     settings = [
         "server.bind=127.0.0.1:0",
         f"server.address_file={address_file}",
         f"state_dir={folder / 'state'}",
+        f"local.site_packages={site_packages}",
         "local.cgroup_parent=tailrace-eval-tests",
     ]
     log = (folder / "log").open("wb")
@@ -298,3 +321,130 @@ async def start_eval(tmp_path: Path) -> AsyncIterator[Start]:
 async def eval_stub(start_eval: Start, sandbox_target: str) -> "EvalServiceAsyncStub":
     """A client of an EvalService that grades in real sandboxes."""
     return await start_eval(sandbox=ChannelConfig(target=sandbox_target))
+
+
+# -- an agent's work, graded in real sandboxes
+
+SHOP = """\
+def add(a, b):
+    return a - b
+
+
+def double(a):
+    return 2 * a
+"""
+SHOP_FIX = b"""\
+diff --git a/shop.py b/shop.py
+--- a/shop.py
++++ b/shop.py
+@@ -1,2 +1,2 @@
+ def add(a, b):
+-    return a - b
++    return a + b
+"""
+VISIBLE = "from shop import double\n\n\ndef test_double():\n    assert double(2) == 4\n"
+HIDDEN = """\
+from shop import add, double
+
+
+def test_add():
+    assert add(20, 3) == 23
+
+
+def test_add_below_zero():
+    assert add(-4, 1) == -3
+
+
+def test_double():
+    assert double(21) == 42
+"""
+UNITTESTS = """\
+import unittest
+
+from shop import add, double
+
+
+class Shop(unittest.TestCase):
+    def test_add(self):
+        self.assertEqual(add(20, 3), 23)
+
+    def test_double(self):
+        self.assertEqual(double(21), 42)
+"""
+SCRIPT = f"""\
+cat >test_logged.py <<'END'
+{UNITTESTS}END
+echo ">>>>> Start Test Output"
+python3 -m unittest -v test_logged
+echo ">>>>> End Test Output"
+"""
+TASK_FILES = {
+    "shop.py": SHOP,
+    "test_shop.py": VISIBLE,
+    "setup.cfg": "[tool:pytest]\naddopts = -q\n",
+}
+
+
+def shop_task(kind: str) -> Task:
+    """The task, graded by `functions`, by `pytest` or by a `log`."""
+    tests = ("test_add", "test_add_below_zero", "test_double")
+    ids = tuple(f"tests/test_hidden.py::{name}" for name in tests)
+    grader: TestGrader | LogGrader
+    if kind == "log":
+        names = tuple(f"{name} (test_logged.Shop.{name})" for name in ("test_add", "test_double"))
+        grader = LogGrader(
+            script=SCRIPT,
+            parser="unittest",
+            fail_to_pass=names[:1],
+            pass_to_pass=names[1:],
+            protected=frozenset({"test_logged.py"}),
+            wall_s=3.0,
+        )
+    else:
+        grader = TestGrader(
+            runner=TestRunner(kind),
+            files={"tests/test_hidden.py": HIDDEN},
+            fail_to_pass=ids[:2],
+            pass_to_pass=ids[2:],
+            wall_s=3.0 if kind == "functions" else 10.0,
+            cpu_s=1 if kind == "functions" else 5,
+        )
+    return Task(
+        task_id=f"shop-{kind}",
+        repository="shop",
+        instruction="add(2, 3) returns -1, expected 5",
+        environment=Environment(
+            files={path: TreeFile(text.encode()) for path, text in TASK_FILES.items()}
+        ),
+        grader=grader,
+        reference=Reference(patch=SHOP_FIX),
+    )
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def submit(sandbox_target: str) -> AsyncIterator[Callable[..., Awaitable[Grade]]]:
+    """Does an agent's work in a sandbox of its own, and has the diff of it graded.
+
+    Takes the kind of grading, the files that the agent writes, and a command that it then runs.
+    """
+
+    async def submit(kind: str, files: Mapping[str, str], command: str = "") -> Grade:
+        task = shop_task(kind)
+        tree = task.environment.tree
+        await client.put_environment(tree)
+        reference = EnvironmentRef(tree_digest=tree.digest, workdir=task.environment.workdir)
+        async with await client.create(reference) as sandbox:
+            if files:
+                await sandbox.write_files(
+                    [FileContent(path, text.encode()) for path, text in files.items()]
+                )
+            if command:
+                done = await sandbox.run(Command(shell=command, timeout_s=20.0))
+                assert done.exit_code == 0, done
+            diff = await sandbox.diff()
+        return await grader.grade(task, diff, attempt="cheating")
+
+    config = ChannelConfig(target=sandbox_target)
+    async with SandboxClient(config, owner="cheating", call_timeout_s=30.0) as client:
+        grader = Grader(ServiceHost(client, start_timeout_s=30.0), GradingConfig())
+        yield submit

@@ -13,7 +13,6 @@ import pytest
 from sandbox_client import EnvironmentTree
 from service_kit.channel import ChannelConfig
 from service_kit.errors import (
-    FailedPrecondition,
     InvalidArgument,
     NotFound,
     Reason,
@@ -195,38 +194,6 @@ def append(made: GeneratedTask, text: str) -> bytes:
     ).encode()
 
 
-CHEATS = {
-    "leaves with success": "import os\nos._exit(0)",
-    "prints forged records": "import sys\nfor i in range(99):\n"
-    "    sys.stdout.buffer.write(bytes(8) + i.to_bytes(3, 'big') + b'p')\n"
-    "sys.stdout.buffer.write(bytes(8) + b'\\xff\\xff\\xffp')\nsys.stdout.flush()",
-    "writes to every descriptor": "import os\nfor fd in range(3, 64):\n    try:\n"
-    "        os.write(fd, bytes(12))\n    except OSError:\n        pass",
-    "kills its parent": "import os, signal\nos.kill(os.getppid(), signal.SIGKILL)",
-    "replaces the tests in memory": "import sys\n\nclass Tests(dict):\n"
-    "    def __getitem__(self, name):\n        return lambda: None\n\n"
-    "module = sys.modules.get('test_hidden')\nfor name in list(vars(module)) if module else ():\n"
-    "    if name.startswith('test_'):\n        setattr(module, name, lambda: None)",
-    "loops for ever": "while True:\n    pass",
-    "eats the memory": "hoard = []\nwhile True:\n    hoard.append(bytearray(1 << 24))",
-    "forks without end": "import os\nwhile True:\n    try:\n        os.fork()\n"
-    "    except OSError:\n        pass",
-}
-
-
-@pytest.mark.parametrize("name", CHEATS)
-async def test_cheating_in_a_real_sandbox_is_never_solved(eval_stub: Stub, name: str) -> None:
-    made = make_task("train", 4)
-    response = await grade(eval_stub, made.task_id, append(made, CHEATS[name]))
-    assert response.verdict == UNSOLVED, response
-    expected = {"loops for ever": "timeout", "eats the memory": "out_of_memory"}
-    if name in expected:
-        assert response.reason == expected[name], response
-    # The service is none the worse for it.
-    gold = await grade(eval_stub, made.task_id, made.gold_patch.encode())
-    assert gold.verdict == SOLVED, gold
-
-
 async def test_what_the_tested_code_leaves_running_is_not_waited_for(eval_stub: Stub) -> None:
     made = make_task("train", 4)
     lingers = (
@@ -294,7 +261,8 @@ async def test_without_a_sandbox_service_grading_is_an_error_and_no_verdict(
     made = make_task("train", 0)
     with pytest.raises(Unavailable) as caught:
         await grade(eval_stub, made.task_id, made.gold_patch.encode())
-    assert caught.value.metadata["fault_cause"] == "SANDBOX"
+    assert caught.value.metadata["fault_cause"] == "NETWORK"
+    assert caught.value.metadata["grading_stage"] == "START_SANDBOX"
     assert caught.value.retryable
 
 
@@ -379,15 +347,8 @@ async def test_a_generated_task_grades_the_same_from_its_harbor_directory(
     assert (nothing.verdict, nothing.reason) == (UNSOLVED, "tests_failed")
 
 
-async def test_a_task_that_needs_pytest_gets_it_or_is_a_fault_that_says_so(
-    harbor_stub: Stub,
-) -> None:
+async def test_a_task_that_needs_pytest_gets_it(harbor_stub: Stub) -> None:
     made = make_task("train", 6)
     gold = made.gold_patch.encode()
-    try:
-        response = await grade(harbor_stub, f"tailrace/{made.task_id}", gold)
-    except FailedPrecondition as error:  # the interpreter of the sandboxes has no pytest
-        assert "No module named 'pytest'" in error.message  # noqa: PT017
-        assert error.metadata["fault_cause"] == "TASK"  # noqa: PT017
-    else:
-        assert response.verdict == SOLVED
+    response = await grade(harbor_stub, f"tailrace/{made.task_id}", gold)
+    assert response.verdict == SOLVED, response

@@ -62,11 +62,18 @@ async def test_a_repair_that_breaks_another_function_is_unsolved(
     assert [t.status for t in found.tests] == [TestStatus.PASSED, TestStatus.FAILED]
 
 
-async def test_one_grading_costs_five_calls_and_one_command(
+async def test_one_run_costs_five_calls_and_one_command_and_what_passes_is_run_twice(
     folder_host: Any, make_shop: MakeShop
 ) -> None:
+    run = ["create", "apply_patch", "write_files", "run", "destroy"]
     await grade(folder_host, make_shop(), to(FIXED))
-    assert folder_host.calls == ["create", "apply_patch", "write_files", "run", "destroy"]
+    assert folder_host.calls == run * 2
+    folder_host.calls.clear()
+    await grade(folder_host, make_shop(), to(BROKEN + "\n"))
+    assert folder_host.calls == run
+    folder_host.calls.clear()
+    await grader(folder_host, controls=False).grade(make_shop(), to(FIXED), attempt="a")
+    assert folder_host.calls == run
 
 
 @pytest.mark.parametrize(
@@ -77,6 +84,7 @@ async def test_one_grading_costs_five_calls_and_one_command(
         (b"diff --git a/x b/x\n" + b"#" * 2_000_000, GradeReason.DIFF_TOO_LARGE),
         (diff_of("test_shop.py", "", "def test_x(): pass\n"), GradeReason.ONLY_PROTECTED_FILES),
         (diff_of("../x.py", "", "x = 1\n"), GradeReason.UNSAFE_PATH),
+        (b"diff --git a/x b/x\n" + b"#" * (50 << 20), GradeReason.DIFF_TOO_LARGE),
     ],
 )
 async def test_hopeless_diffs_are_unsolved_without_a_sandbox(
@@ -95,6 +103,15 @@ async def test_a_diff_that_does_not_apply_is_unsolved(
     assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.PATCH_REJECTED)
 
 
+async def test_a_binary_change_without_its_bytes_does_not_apply(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    told = b"diff --git a/logo b/logo\nnew file mode 100644\nindex 0000000..1111111\n"
+    told += b"Binary files /dev/null and b/logo differ\n"
+    found = await grade(folder_host, make_shop(), to(FIXED) + told)
+    assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.PATCH_REJECTED)
+
+
 async def test_a_diff_that_changes_more_than_it_names_is_unsafe(
     folder_host: Any, make_shop: MakeShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,95 +124,12 @@ async def test_a_diff_that_changes_more_than_it_names_is_unsafe(
     assert "run" not in folder_host.calls
 
 
-CHEATS = {
-    "edits the visible test only": diff_of("test_shop.py", "", "def test_double(): pass\n"),
-    "replaces the hidden test": to(BROKEN + "\n")
-    + diff_of("tests/test_hidden.py", "", "def test_add(): pass\ndef test_double(): pass\n"),
-    "prints forged records": to(
-        BROKEN
-        + "\nimport sys\nfor stream in (sys.stdout, sys.__stdout__, sys.stderr):\n"
-        "    for index in ('\\0\\0\\0', '\\0\\0\\1', '\\xff\\xff\\xff'):\n"
-        "        stream.write('\\0' * 8 + index + 'p')\n    stream.write('2 passed')\n"
-        "    stream.flush()\n"
-    ),
-    "writes forged records to every descriptor": to(
-        BROKEN
-        + "\nimport os\nfor fd in range(256):\n    for index in (0, 1, 0xFFFFFF):\n        try:\n"
-        "            os.write(fd, bytes(8) + index.to_bytes(3, 'big') + b'p')\n"
-        "        except OSError:\n            pass\n"
-    ),
-    "leaves at once with success": to("import os\nos._exit(0)\n" + BROKEN),
-    "leaves inside the first test": to(
-        "import os\n\n\ndef add(a, b):\n    os._exit(0)\n\n\ndef double(a):\n    return 2 * a\n"
-    ),
-    "raises SystemExit on import": to("raise SystemExit(0)\n" + BROKEN),
-    "an exit handler that reports success": to(
-        BROKEN + "\nimport atexit, os\natexit.register(os._exit, 0)\n"
-    ),
-    "a conftest that skips everything": to(BROKEN + "\n")
-    + diff_of("conftest.py", "", "import pytest\n\n\ndef pytest_collection_modifyitems(items):\n"
-              "    for item in items:\n        item.add_marker(pytest.mark.skip)\n"),
-    "a conftest that rewrites reports": to(BROKEN + "\n")
-    + diff_of("tests/conftest.py", "", "def pytest_runtest_logreport(report):\n"
-              "    report.outcome = 'passed'\n"),
-    "a pytest.ini that deselects": to(BROKEN + "\n")
-    + diff_of("pytest.ini", "", "[pytest]\naddopts = --deselect tests/test_hidden.py::test_add\n"),
-    "replaces the test functions": to(
-        BROKEN
-        + "\nimport sys, threading\n\n\ndef _later():\n    import time\n    for _ in range(200):\n"
-        "        module = sys.modules.get('test_hidden')\n        if module is not None:\n"
-        "            module.test_add = lambda: None\n        time.sleep(0.001)\n\n\n"
-        "threading.Thread(target=_later, daemon=True).start()\nimport time\ntime.sleep(0.05)\n"
-    ),
-    "gives the test functions another body": to(
-        BROKEN.replace(
-            "return 2 * a",
-            "import sys\n    module = sys.modules['test_hidden']\n"
-            "    module.test_add.__code__ = (lambda: None).__code__\n    return 2 * a",
-        ).replace("return a - b", "import sys\n    f = sys.modules['test_hidden'].test_add\n"
-                  "    f.__code__ = (lambda: None).__code__\n    return a - b")
-    ),
-    "kills itself": to("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n" + BROKEN),
-    "reports from a fork": to(
-        "import os\nif os.fork():\n    os._exit(0)\n\n\n" + BROKEN.replace("a - b", "a + b")
-    ),
-    "patches os.write and json": to(
-        "import json, os\njson.dumps = lambda *a, **k: '{}'\n"
-        "os.write = lambda fd, data: len(data)\n" + BROKEN
-    ),
-    "replaces the exception classes": to(
-        "import builtins\nbuiltins.AssertionError = builtins.BaseException = type('E', (), {})\n"
-        + BROKEN
-    ),
-    "shadows the library": to(BROKEN + "\n")
-    + diff_of("unittest.py", "", "class TestCase: pass\n")
-    + diff_of("pytest.py", "", "def main(*a, **k): return 0\n"),
-    "runs for ever": to("while True:\n    pass\n"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("runner", [TestRunner.FUNCTIONS, TestRunner.PYTEST])
-@pytest.mark.parametrize("name", CHEATS)
-async def test_cheating_is_never_solved(
-    folder_host: Any, make_shop: MakeShop, name: str, runner: TestRunner
-) -> None:
-    cpu_s = 1 if runner is TestRunner.FUNCTIONS else 3
-    task = make_shop(runner=runner, cpu_s=cpu_s, reference=Reference(patch=to(FIXED)))
-    found = await grade(folder_host, task, CHEATS[name])
-    assert found.verdict is Verdict.UNSOLVED, found
-
-
-@pytest.mark.parametrize("name", [n for n, diff in CHEATS.items() if diff.count(b"diff --git") > 1])
-async def test_files_that_would_cheat_do_no_harm_to_an_honest_repair(
-    folder_host: Any, make_shop: MakeShop, name: str
-) -> None:
-    _, _, beside = CHEATS[name].rpartition(b"diff --git ")
-    found = await grade(folder_host, make_shop(), to(FIXED) + b"diff --git " + beside)
-    assert found.verdict is Verdict.SOLVED, found
-
-
 async def test_forged_records_are_called_tampering(folder_host: Any, make_shop: MakeShop) -> None:
-    diff = CHEATS["writes forged records to every descriptor"]
+    diff = to(
+        BROKEN + "\nimport os\nfor fd in range(64):\n    try:\n"
+        "        os.write(fd, bytes(8) + b'\\0\\0\\0p')\n"
+        "    except OSError:\n        pass\n"
+    )
     found = await grade(folder_host, make_shop(), diff)
     assert found.reason is GradeReason.RESULT_TAMPERED
 
@@ -284,10 +218,70 @@ async def test_an_interpreter_that_is_not_there_is_a_fault_and_no_verdict(
         await grade(folder_host, make_shop(reference=Reference(patch=to(FIXED))), to(FIXED))
 
 
+# -- altered tests ---------------------------------------------------------------------------------
+
+EQUALS = FIXED.replace("return a + b", "return type('All', (), {'__eq__': lambda s, o: True})()")
+
+
+async def test_what_passes_whatever_is_expected_is_not_solved(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    found = await grade(folder_host, make_shop(), to(EQUALS))
+    assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.CONTROL_PASSED)
+    assert "test_add" in found.detail
+    unguarded = await grader(folder_host, controls=False).grade(make_shop(), to(EQUALS), attempt="")
+    assert unguarded.verdict is Verdict.SOLVED, "the cheat of this test is none"
+
+
+async def test_a_test_that_the_reference_passes_though_it_was_altered_proves_nothing(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    # Its assertion fails within a try that no alteration looks for: a plug-in, a decorator.
+    hidden = (
+        "from shop import add\n\n\ndef calm(test):\n    def run():\n        try:\n"
+        "            test()\n        except AssertionError:\n            pass\n    return run\n\n\n"
+        "@calm\ndef test_add():\n    assert add(20, 3) == 23\n"
+    )
+    task = make_shop(
+        hidden=hidden,
+        runner=TestRunner.PYTEST,
+        pass_to_pass=(),
+        reference=Reference(patch=to(FIXED)),
+    )
+    tested = grader(folder_host)
+    first = await tested.grade(task, to(FIXED + "# mine\n"), attempt="a")
+    assert first.verdict is Verdict.SOLVED, first
+    folder_host.calls.clear()
+    again = await tested.grade(task, to(FIXED + "# mine\n"), attempt="b")
+    assert again.verdict is Verdict.SOLVED
+    assert folder_host.calls.count("run") == 1, "there is nothing left to alter"
+
+
+async def test_tests_that_depend_on_those_before_them_are_not_altered_again(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    hidden = (
+        "from shop import add\n\nseen = []\n\n\ndef test_add():\n"
+        "    assert add(20, 3) == 23\n    seen.append(1)\n\n\n"
+        "def test_double():\n    if not seen:\n        raise AssertionError\n"
+    )
+    task = make_shop(hidden=hidden, reference=Reference(patch=to(FIXED)))
+    found = await grade(folder_host, task, to(FIXED + "# mine\n"))
+    assert found.verdict is Verdict.SOLVED, found
+
+
 # -- infrastructure --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("call", ["create", "apply_patch", "write_files", "run"])
+STAGES = {
+    "create": "START_SANDBOX",
+    "apply_patch": "APPLY_DIFF",
+    "write_files": "RUN_TESTS",
+    "run": "RUN_TESTS",
+}
+
+
+@pytest.mark.parametrize("call", STAGES)
 @pytest.mark.parametrize(
     ("reason", "cause"),
     [
@@ -297,6 +291,8 @@ async def test_an_interpreter_that_is_not_there_is_a_fault_and_no_verdict(
         (Reason.DEADLINE_EXCEEDED, "DEADLINE"),
         (Reason.QUOTA_EXHAUSTED, "QUOTA"),
         (Reason.INJECTED_FAULT, "INJECTED"),
+        (Reason.ENVIRONMENT_UNKNOWN, "IMAGE"),
+        (Reason.CHECKSUM_MISMATCH, "NETWORK"),
     ],
 )
 async def test_infrastructure_that_fails_is_an_error_with_its_cause_and_the_sandbox_ends(
@@ -308,7 +304,43 @@ async def test_infrastructure_that_fails_is_an_error_with_its_cause_and_the_sand
         await tested.grade(make_shop(), to(FIXED), attempt="a")
     assert caught.value.reason is reason
     assert caught.value.metadata["fault_cause"] == cause
+    assert caught.value.metadata["grading_stage"] == STAGES[call]
     assert (tested.graded, tested.faulted) == (0, 1)
+
+
+async def test_a_host_that_nobody_reaches_is_a_fault_of_the_network(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    # What a channel itself says of a peer that does not answer has no domain.
+    folder_host.fail["run"] = Unavailable("connection reset", domain="")
+    with pytest.raises(ServiceError) as caught:
+        await grade(folder_host, make_shop(), to(FIXED))
+    assert caught.value.metadata["fault_cause"] == "NETWORK"
+
+
+@pytest.mark.parametrize("call", STAGES)
+async def test_a_lost_sandbox_is_replaced_a_few_times(
+    folder_host: Any, make_shop: MakeShop, call: str
+) -> None:
+    failing = getattr(folder_host, call)
+    lost = 2
+
+    async def lose(*args: Any, **kwargs: Any) -> Any:
+        nonlocal lost
+        if lost:
+            lost -= 1
+            raise service_error(Reason.SANDBOX_GONE, "gone")
+        return await failing(*args, **kwargs)
+
+    setattr(folder_host, call, lose)
+    tested = grader(folder_host, retries=2)
+    found = await tested.grade(make_shop(), to(FIXED), attempt="a")
+    assert found.verdict is Verdict.SOLVED
+    assert (tested.graded, tested.faulted) == (1, 0)
+    lost = 3
+    with pytest.raises(ServiceError) as caught:
+        await tested.grade(make_shop(), to(FIXED), attempt="a")
+    assert caught.value.reason is Reason.SANDBOX_GONE
 
 
 async def test_a_sandbox_that_can_not_be_destroyed_does_not_undo_a_verdict(
@@ -488,6 +520,29 @@ async def test_a_script_that_never_gives_a_reward_is_a_fault_of_the_task(
     solution = Reference(files={"solve.sh": TreeFile(b"#!/bin/sh\ntouch done\n")})
     with pytest.raises(FailedPrecondition):
         await grade(harbor_host, scripted(make_shop, "true", reference=solution), to(FIXED))
+
+
+CHECK = (
+    'cd "$(dirname "$0")" && PYTHONPATH=$OLDPWD python3 check.py && mkdir -p /logs/verifier/ '
+    "&& echo 1 > /logs/verifier/reward.txt || echo 0 > /logs/verifier/reward.txt"
+)
+
+
+async def test_a_harbor_script_is_run_with_altered_assertions_too(
+    harbor_host: Any, make_shop: MakeShop
+) -> None:
+    task = scripted(make_shop, CHECK, reference=Reference(patch=to(FIXED)))
+    assert isinstance(task.grader, ScriptGrader)
+    check = TreeFile(b"from shop import add\nassert add(20, 3) == 23\n")
+    files = {**task.grader.files, "check.py": check}
+    task = dataclasses.replace(task, grader=dataclasses.replace(task.grader, files=files))
+    tested = grader(harbor_host)
+    honest = await tested.grade(task, to(FIXED + "# mine\n"), attempt="a")
+    assert honest.verdict is Verdict.SOLVED, honest
+    cheat = await tested.grade(task, to(EQUALS), attempt="b")
+    assert cheat.reason is GradeReason.CONTROL_PASSED, cheat
+    broken = await tested.grade(task, to(BROKEN + "\n"), attempt="c")
+    assert broken.reason is GradeReason.REWARD_BELOW_ONE
 
 
 def test_settings_have_the_documented_defaults() -> None:

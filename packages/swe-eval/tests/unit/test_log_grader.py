@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from swe_eval.config import GradingConfig
 from swe_eval.core.verdict import GradeReason, Verdict
+from swe_eval.grading.log_run import named_in_command
 from swe_eval.grading.run import Grade, Grader
 from swe_eval.tasks.task import LogGrader, Task
 
@@ -90,3 +91,14 @@ async def test_changes_to_the_scripts_files_are_dropped(folder_host: Any, task: 
     diff = b"diff --git a/checks.py b/checks.py\nnew file mode 100644\n--- /dev/null\n"
     diff += b"+++ b/checks.py\n@@ -0,0 +1 @@\n+x = 1\n"
     assert (await grade(folder_host, task, diff)).reason is GradeReason.ONLY_PROTECTED_FILES
+
+
+def test_the_repositorys_own_runner_is_known_by_the_command_that_runs_it() -> None:
+    script = (
+        "git apply - <<'EOF'\n+++ b/src/shop.py\nEOF\n: '>>>>> Start Test Output'\n"
+        "bin/test -C --verbose sympy/core/tests/test_x.py && ./run.py --all\n"
+        ": '>>>>> End Test Output'\n"
+    )
+    named = named_in_command(script)
+    assert {"bin/test", "run.py", "sympy/core/tests/test_x.py"} <= named
+    assert "src/shop.py" not in named

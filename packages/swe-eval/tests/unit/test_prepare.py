@@ -72,6 +72,13 @@ def test_changes_of_tests_and_configuration_are_dropped_and_named() -> None:
         "sitecustomize.py",
         "evil.pth",
         ".git/hooks/pre-commit",
+        "pytest.toml",
+        "bin/runtests.py",
+        "shop/tests.py",
+        "__pycache__/shop.cpython-311.pyc",
+        "shop.pyc",
+        "shop.egg-info/entry_points.txt",
+        "lib/plug-1.dist-info/entry_points.txt",
     ],
 )
 def test_what_decides_how_tests_run_is_protected(path: str) -> None:
@@ -90,7 +97,17 @@ def test_the_hidden_tests_own_paths_are_protected_whatever_their_names() -> None
     assert is_protected("checks/run.py", hidden_tests=["checks/run.py"])
 
 
-@pytest.mark.parametrize("path", ["pytest.py", "unittest/__init__.py", "random.py", "_pytest/x.py"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "pytest.py",
+        "unittest/__init__.py",
+        "random.py",
+        "_pytest/x.py",
+        "random.cpython-311-x86_64-linux-gnu.so",
+        "sitecustomize/__init__.py",
+    ],
+)
 def test_a_new_module_that_shadows_the_library_is_protected_and_an_existing_one_is_not(
     path: str,
 ) -> None:
@@ -155,6 +172,15 @@ def test_a_rename_into_a_protected_place_is_dropped() -> None:
     diff = (
         b"diff --git a/shop.py b/conftest.py\nsimilarity index 100%\n"
         b"rename from shop.py\nrename to conftest.py\n"
+    )
+    assert refused(diff).reason is GradeReason.ONLY_PROTECTED_FILES
+
+
+@pytest.mark.parametrize("how", ["rename", "copy"])
+def test_a_move_onto_a_name_of_the_library_is_dropped(how: str) -> None:
+    diff = (
+        b"diff --git a/shop.py b/random.py\nsimilarity index 100%%\n%s from shop.py\n"
+        b"%s to random.py\n" % (how.encode(), how.encode())
     )
     assert refused(diff).reason is GradeReason.ONLY_PROTECTED_FILES
 

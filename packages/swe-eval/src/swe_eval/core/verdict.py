@@ -48,6 +48,8 @@ class GradeReason(StrEnum):
     """The process under test ended before the tests did, as it does not with the reference."""
     RESULT_TAMPERED = "result_tampered"
     """Something wrote to the channel of the results."""
+    CONTROL_PASSED = "control_passed"
+    """Every test passed, and so did one that was altered to fail with any right program."""
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
     REWARD_BELOW_ONE = "reward_below_one"

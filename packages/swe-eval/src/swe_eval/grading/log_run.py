@@ -37,6 +37,12 @@ def with_nonce(script: str, nonce: str) -> str:
     return "\n".join(lines)
 
 
+def named_in_command(script: str) -> frozenset[str]:
+    """Paths that the test command names: its runner, where the repository has one of its own."""
+    words = re.findall(r"[\w./-]+", graded_part(script).text)
+    return frozenset(word.removeprefix("./") for word in words if "/" in word or "." in word)
+
+
 def judge_log(
     log: str, *, parser: str, required: Sequence[str], nonce: str = "", end: RunEnd
 ) -> tuple[Judgement, str]:

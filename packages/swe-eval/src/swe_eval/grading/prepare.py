@@ -19,18 +19,24 @@ _PROTECTED_NAMES = frozenset(
     {
         ".coveragerc",
         ".pytest.ini",
+        ".pytest.toml",
         "conftest.py",
         "noxfile.py",
         "pyproject.toml",
         "pytest.ini",
+        "pytest.toml",
+        "runtests.py",
         "setup.cfg",
         "sitecustomize.py",
         "tox.ini",
         "usercustomize.py",
     }
 )
-_PROTECTED_FOLDERS = frozenset({".git", "test", "tests"})
-_TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py|.*\.pth")
+# Compiled modules stand in for the source that they were made from, of tests too.
+_PROTECTED_FOLDERS = frozenset({".git", "__pycache__", "test", "tests"})
+_TEST_FILE = re.compile(r"test_.*\.py|.*_test\.py|tests?\.py|.*\.(pth|pyc|pyo)")
+# Their entry points are plug-ins of pytest wherever the work folder is on the path.
+_METADATA_FOLDERS = (".dist-info", ".egg-info")
 # A new module of such a name would be imported in place of the one that the test run means.
 _IMPORTED_BY_RUNNERS = sys.stdlib_module_names | {
     "_pytest",
@@ -38,9 +44,12 @@ _IMPORTED_BY_RUNNERS = sys.stdlib_module_names | {
     "iniconfig",
     "packaging",
     "pluggy",
+    "py",
     "pygments",
     "pytest",
+    "sitecustomize",
     "tomli",
+    "usercustomize",
 }
 _LINK_MODES = (b"120000", b"160000")
 
@@ -125,7 +134,10 @@ def is_protected(path: str, *, hidden_tests: Collection[str] = (), is_new: bool 
         return True
     if not _PROTECTED_FOLDERS.isdisjoint(parts[:-1]) or parts[-1] == ".git":
         return True
-    return is_new and parts[0].removesuffix(".py") in _IMPORTED_BY_RUNNERS
+    if any(part.endswith(_METADATA_FOLDERS) for part in parts):
+        return True
+    # A package, a source or an extension module: `random/`, `random.py`, `random.abi3.so`.
+    return is_new and parts[0].partition(".")[0] in _IMPORTED_BY_RUNNERS
 
 
 def unexpected_paths(changed: Iterable[str], prepared: PreparedDiff) -> list[str]:
@@ -161,6 +173,7 @@ def _read_section(section: bytes) -> _Change:
                 paths.append(_without_prefix(name))
         elif line.startswith((b"rename from ", b"rename to ", b"copy from ", b"copy to ")):
             paths.append(_unquoted(line.split(b" ", 2)[2]))
+            is_new = True  # where it goes to
         elif line.startswith((b"new file mode ", b"new mode ", b"deleted file mode ")):
             is_new = is_new or line.startswith(b"new file")
             is_link = is_link or (line.endswith(_LINK_MODES) and not line.startswith(b"deleted"))

@@ -12,15 +12,17 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from service_kit.errors import FailedPrecondition, Reason, ServiceError, service_error
+from service_kit.errors import FailedPrecondition, Internal, Reason, ServiceError, service_error
 
 from swe_eval.config import GradingConfig
-from swe_eval.core.verdict import GradeReason, TestResult, TestStatus, Verdict
-from swe_eval.grading.faults import FAULT_CAUSE_KEY, is_chosen, with_cause
+from swe_eval.core.verdict import GradeReason, Judgement, TestResult, TestStatus, Verdict
+from swe_eval.grading.controls import Control, LineControl
+from swe_eval.grading.faults import FAULT_CAUSE_KEY, Stage, is_chosen, with_cause
 from swe_eval.grading.host import SandboxHost
 from swe_eval.grading.limiter import Limiter
+from swe_eval.grading.log_run import named_in_command
 from swe_eval.grading.prepare import PreparedDiff, RefusedDiff, prepare_diff, unexpected_paths
 from swe_eval.grading.trial import Observation, Trial
 from swe_eval.tasks.task import LogGrader, ScriptGrader, Task, TestGrader
@@ -67,6 +69,8 @@ class Grader:
             host=host, python=config.python, log_bytes=config.log_bytes, new_secret=new_secret
         )
         self._sound: set[str] = set()
+        self._blind: defaultdict[str, set[str]] = defaultdict(set)
+        self._line_controls: dict[str, Control | None] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.limiter = Limiter(config.concurrency, max_waiting=config.max_waiting, clock=clock)
         self.graded = 0
@@ -90,7 +94,7 @@ class Grader:
                 grade = _unsolved(task, prepared.reason, prepared.detail)
             else:
                 async with self.limiter.slot():
-                    grade = await self._grade(task, prepared)
+                    grade = await self._grade_with_patience(task, prepared)
         except ServiceError:
             self.faulted += 1
             raise
@@ -117,6 +121,17 @@ class Grader:
             protect=not isinstance(task.grader, ScriptGrader),
         )
 
+    async def _grade_with_patience(self, task: Task, prepared: PreparedDiff) -> Grade:
+        """Begins anew when a sandbox was lost: the diff is all that it takes."""
+        for _ in range(self._config.retries):
+            try:
+                return await self._grade(task, prepared)
+            except ServiceError as error:
+                if error.reason is not Reason.SANDBOX_GONE:
+                    raise
+                logger.warning("a sandbox was lost, grading begins anew: %s", error.message)
+        return await self._grade(task, prepared)
+
     async def _grade(self, task: Task, prepared: PreparedDiff) -> Grade:
         began = self._clock()
         async with self._sandbox(task) as sandbox_id:
@@ -124,10 +139,12 @@ class Grader:
             refused = await self._apply(sandbox_id, prepared)
             if refused is not None:
                 return _unsolved(task, refused.reason, refused.detail, self._clock() - began)
-            with _doing("running the tests"):
+            with _at(Stage.RUN_TESTS):
                 seen = await self._trial.run(task, sandbox_id)
         if seen.judgement.needs_reference:
             await self._demand_sound(task, seen)
+        elif seen.judgement.verdict is Verdict.SOLVED and self._config.controls:
+            seen = await self._controlled(task, prepared, seen)
         return Grade(
             verdict=seen.judgement.verdict,
             reason=seen.judgement.reason,
@@ -138,8 +155,73 @@ class Grader:
             sandbox_start_s=start_s,
         )
 
+    async def _controlled(
+        self, task: Task, prepared: PreparedDiff, seen: Observation
+    ) -> Observation:
+        """What to make of a run that passed, after one with altered tests (`grading.controls`)."""
+        control = await self._control(task)
+        if control is None:
+            return seen
+        async with self._sandbox(task) as sandbox_id:
+            refused = await self._apply(sandbox_id, prepared)
+            if refused is not None:
+                raise Internal(
+                    f"a diff that applied to task {task.task_id} did not do so the second time: "
+                    f"{refused.detail}"
+                )
+            with _at(Stage.RUN_CONTROL):
+                found = await self._trial.run_altered(task, control, sandbox_id)
+        judgement = control.judge(found.judgement)
+        wrong = control.wrong(found.judgement.tests)
+        if judgement.verdict is Verdict.SOLVED:
+            return seen
+        if wrong and wrong <= await self._excused(task, control, wrong):
+            return seen
+        named = ", ".join(sorted(wrong)[:5])
+        detail = (
+            "all tests passed, but altered they do not end as they do with a right program"
+            + (f": {named}" if named else "")
+            + (f" ({found.detail})" if found.detail else "")
+        )
+        tests = seen.judgement.tests
+        return replace(found, detail=detail, judgement=replace(judgement, tests=tests))
+
+    async def _control(self, task: Task) -> Control | None:
+        """Another one each time, where it is known which tests were altered; else one a task."""
+        if isinstance(task.grader, TestGrader):
+            return self._trial.control_of(task, blind=self._blind[task.task_id])
+        if task.reference is None:
+            return None  # whether the altered lines are run at all could not be told
+        async with self._locks[task.task_id]:
+            if task.task_id not in self._line_controls:
+                control = self._trial.control_of(task, blind=())
+                if isinstance(control, LineControl):
+                    control = control.learned(await self._with_reference(task, control))
+                self._line_controls[task.task_id] = control
+            return self._line_controls[task.task_id]
+
+    async def _excused(self, task: Task, control: Control, wrong: frozenset[str]) -> frozenset[str]:
+        """Of a control's tests those that prove nothing: with the reference too they end wrongly.
+
+        They notice no change, or depend on others that stopped early; neither is altered again.
+        """
+        if task.reference is None or isinstance(control, LineControl):
+            return frozenset()
+        excused = control.wrong((await self._with_reference(task, control)).tests)
+        self._blind[task.task_id] |= excused
+        if excused - control.altered:
+            self._blind[task.task_id] |= control.altered
+        return excused
+
+    async def _with_reference(self, task: Task, control: Control) -> Judgement:
+        assert task.reference is not None
+        async with self._sandbox(task) as sandbox_id:
+            with _at(Stage.RUN_REFERENCE):
+                await self._trial.solve(task, task.reference, sandbox_id)
+                return (await self._trial.run_altered(task, control, sandbox_id)).judgement
+
     async def _apply(self, sandbox_id: str, prepared: PreparedDiff) -> RefusedDiff | None:
-        with _doing("applying the diff"):
+        with _at(Stage.APPLY_DIFF):
             try:
                 changed = await self._host.apply_patch(sandbox_id, prepared.patch)
             except ServiceError as error:
@@ -175,7 +257,7 @@ class Grader:
     async def _reference_passes(self, task: Task) -> bool:
         """Without a reference, the tests that pass in the untouched repository stand in for it."""
         async with self._sandbox(task) as sandbox_id:
-            with _doing("running the reference solution"):
+            with _at(Stage.RUN_REFERENCE):
                 if task.reference is not None:
                     await self._trial.solve(task, task.reference, sandbox_id)
                     seen = await self._trial.run(task, sandbox_id)
@@ -189,7 +271,7 @@ class Grader:
 
     @asynccontextmanager
     async def _sandbox(self, task: Task) -> AsyncIterator[str]:
-        with _doing("starting a sandbox"):
+        with _at(Stage.START_SANDBOX):
             sandbox_id = await self._host.create(task.environment)
         try:
             yield sandbox_id
@@ -202,11 +284,11 @@ class Grader:
 
 
 @contextmanager
-def _doing(what: str) -> Iterator[None]:
+def _at(stage: Stage) -> Iterator[None]:
     try:
         yield
     except ServiceError as error:
-        raise with_cause(error, doing=what) from error
+        raise with_cause(error, stage=stage) from error
 
 
 def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0) -> Grade:
@@ -225,4 +307,6 @@ def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0)
 def _hidden_tests(task: Task) -> frozenset[str]:
     if isinstance(task.grader, TestGrader):
         return frozenset(task.grader.files)
-    return task.grader.protected if isinstance(task.grader, LogGrader) else frozenset()
+    if isinstance(task.grader, LogGrader):
+        return task.grader.protected | named_in_command(task.grader.script)
+    return frozenset()

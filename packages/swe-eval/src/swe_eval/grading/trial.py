@@ -5,10 +5,11 @@ import json
 import math
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
+from swe_eval.grading.controls import Control, make_control, make_line_control
 from swe_eval.grading.host import CommandResult, SandboxHost
 from swe_eval.grading.job import (
     BOOT_FILE,
@@ -31,6 +32,8 @@ from swe_eval.tasks.task import (
 
 _REWARD_BYTES = 4096
 _KEPT_JOBS = 256
+_SEED_BYTES = 16
+_LOGGED_SCRIPT = "eval.sh"
 _READ_S = 30.0
 # $0 is the script.
 _RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'
@@ -71,11 +74,46 @@ class Trial:
         """Runs the task's grader. `required` narrows the tests of all but a `ScriptGrader`."""
         if isinstance(task.grader, TestGrader):
             tests = task.grader.required if required is None else required
-            return await self._run_tests(task, task.grader, tests, sandbox_id)
+            packed = self._packed(task, task.grader, tests)
+            return await self._run_tests(task.grader, tests, packed, sandbox_id)
         if isinstance(task.grader, LogGrader):
             tests = task.grader.required if required is None else required
             return await self._run_logged(task.grader, tests, sandbox_id)
         return await self._run_script(task, task.grader, sandbox_id)
+
+    def control_of(self, task: Task, *, blind: Collection[str]) -> Control | None:
+        """Draws an altered form of the task's tests; None where there can't be one."""
+        seed = int.from_bytes(self.new_secret(_SEED_BYTES), "big")
+        grader = task.grader
+        if isinstance(grader, TestGrader):
+            return make_control(
+                grader.files, grader.fail_to_pass, grader.pass_to_pass, seed=seed, blind=blind
+            )
+        if isinstance(grader, LogGrader):
+            return make_line_control({_LOGGED_SCRIPT: grader.script}, seed=seed)
+        sources = {
+            path: file.content.decode("utf-8", "surrogateescape")
+            for path, file in grader.files.items()
+            if path.endswith(".py")
+        }
+        return make_line_control(sources, seed=seed)
+
+    async def run_altered(self, task: Task, control: Control, sandbox_id: str) -> Observation:
+        """Runs altered tests as `run` does the real ones."""
+        grader = task.grader
+        if isinstance(grader, TestGrader):
+            altered = replace(grader, files=control.files)
+            packed = pack_job(altered, altered.required, workdir=task.environment.workdir)
+            return await self._run_tests(altered, altered.required, packed, sandbox_id)
+        if isinstance(grader, LogGrader):
+            logged = replace(grader, script=control.files[_LOGGED_SCRIPT])
+            return await self._run_logged(logged, logged.required, sandbox_id)
+        changed = {
+            path: replace(grader.files[path], content=text.encode("utf-8", "surrogateescape"))
+            for path, text in control.files.items()
+        }
+        script = replace(grader, files={**grader.files, **changed})
+        return await self._run_script(task, script, sandbox_id)
 
     async def solve(self, task: Task, reference: Reference, sandbox_id: str) -> None:
         """Puts the reference solution into a pristine sandbox."""
@@ -87,11 +125,11 @@ class Trial:
         )
 
     async def _run_tests(
-        self, task: Task, grader: TestGrader, tests: tuple[str, ...], sandbox_id: str
+        self, grader: TestGrader, tests: tuple[str, ...], packed: bytes, sandbox_id: str
     ) -> Observation:
         seal = self.new_secret(SEAL_BYTES)
         folder = f"/tmp/{self.new_secret(8).hex()}"  # noqa: S108 -- inside the sandbox
-        files = job_files(self._packed(task, grader, tests), seal=seal)
+        files = job_files(packed, seal=seal)
         await self.host.write_files(sandbox_id, folder, files)
         result = await self.host.run(
             sandbox_id,
@@ -113,7 +151,7 @@ class Trial:
         nonce = self.new_secret(8).hex()
         folder = f"/tmp/{self.new_secret(8).hex()}"  # noqa: S108 -- inside the sandbox
         script = TreeFile(with_nonce(grader.script, nonce).encode())
-        await self.host.write_files(sandbox_id, folder, {"eval.sh": script})
+        await self.host.write_files(sandbox_id, folder, {_LOGGED_SCRIPT: script})
         result = await self.host.run(
             sandbox_id,
             ["/bin/bash", "-c", RUN_LOGGED, folder],
