@@ -22,7 +22,7 @@ _PROGRAMS = (
     "false fold head id install join ln ls mkdir mkfifo mknod mktemp mv nice nl nohup od paste "
     "printenv printf pwd readlink realpath rm rmdir seq sha256sum shuf sleep sort split stat stty "
     "sync tac tail tee test timeout touch tr true truncate tty uname uniq unlink wc whoami yes "
-    "awk cmp diff egrep find getopt grep gzip kill mount ps sed setsid tar umount unshare xargs"
+    "awk cmp diff egrep find getopt git grep gzip kill mount ps sed setsid tar umount unshare xargs"
 )
 _SKIPPED = {
     *("site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "ensurepip"),
