@@ -104,7 +104,6 @@ async def test_the_engine_killed_in_the_midst_of_updates(tmp_path: Path, kills: 
         assert not watching.done(), watching
         watching.cancel()
         assert not processes.checker.violations, processes.checker.violations
-        assert processes.checker.looks > 2 * kills
 
 
 DTYPES = {"float32": "F32", "float16": "F16"}
@@ -117,3 +116,4 @@ async def reached(processes: Processes, number: int) -> None:
     held = await processes.ask(processes.url(port))
     assert held is not None
     assert held[0] == str(number)
+    processes.checker.looked("engine", *held)
