@@ -66,13 +66,14 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Send the state of `request.service` now and after each change, until the drain."""
         last: int | None = None
         while True:
-            changed = self._changed
+            # Before the status: a drain that begins while that is sent is told in the next turn.
+            changed, draining = self._changed, self._draining
             status = self._status(request.service)
             current = _Status.SERVICE_UNKNOWN if status is None else status
             if current != last:
                 yield health_pb2.HealthCheckResponse(status=current)
                 last = current
-            if self._draining:
+            if draining:
                 return
             await changed.wait()
 

@@ -21,6 +21,7 @@ from service_kit import (
     load_config,
     wait_until_serving,
 )
+from service_kit.health import HealthServicer
 
 NAME = "test.v1.EchoService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -113,13 +114,25 @@ async def test_a_health_watcher_sees_changes_and_its_stream_ends_with_the_drain(
     seen.append((await watch.read()).status)
     server.set_serving(NAME, True)
     seen.append((await watch.read()).status)
-    # Reading as watchers do: grpc.aio drops what has arrived of a call that is over.
-    told = asyncio.ensure_future(watch.read())
     # Were the stream to stay open, the drain would last its whole grace of 60 s.
     await asyncio.wait_for(server.drain(), 20)
-    seen.append((await told).status)
+    seen.append((await watch.read()).status)
     assert await watch.read() is grpc.aio.EOF
     assert seen == [SERVING, NOT_SERVING, SERVING, NOT_SERVING]
+
+
+async def test_a_health_watcher_hears_of_a_drain_that_begins_while_it_is_told_something_else() -> (
+    None
+):
+    health = HealthServicer()
+    health.set_serving(NAME, serving=True)
+    request = health_pb2.HealthCheckRequest(service=NAME)
+    unused: Any = None
+    watch = health.Watch(request, unused)
+    seen = [(await anext(watch)).status]
+    health.drain()
+    seen += [reply.status async for reply in watch]
+    assert seen == [SERVING, NOT_SERVING]
 
 
 async def test_waiting_for_a_peer_ends_when_it_serves(stack: Any, tmp_path: Path) -> None:
