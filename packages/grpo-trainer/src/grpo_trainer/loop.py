@@ -301,6 +301,11 @@ class GrpoStage:
             flow.decide(group, Decision.WITHDRAWN)
             if group.phase is Phase.ASSIGNED and group.engine in known:
                 await self._source.withdraw(group.engine, group.key, "the stage is over")
+        for engine in known:
+            for key in self._source.held(engine):
+                # Given out after the checkpoint that this trainer resumed from.
+                if flow.book.give_up(key, engine):
+                    await self._source.withdraw(engine, key, "the stage is over")
 
     async def _report(
         self, groups: Sequence[TrainableGroup], found: Sequence[Ages], result: StepResult

@@ -72,6 +72,10 @@ class GroupSource(Protocol):
         """Return the groups whose commit the engine has not acknowledged."""
         ...
 
+    def held(self, engine: str) -> frozenset[GroupKey]:
+        """Return the groups that the engine has and that were not received from it."""
+        ...
+
     async def withdraw(self, engine: str, key: GroupKey, reason: str) -> None:
         """Give a group up."""
         ...
@@ -163,6 +167,10 @@ class RolloutPool:
     def unacknowledged(self, engine: str) -> frozenset[GroupKey]:
         """Return the groups whose commit the engine has not acknowledged."""
         return self._consumer(engine).uncommitted
+
+    def held(self, engine: str) -> frozenset[GroupKey]:
+        """Return the groups that the engine has and that were not received from it."""
+        return self._consumer(engine).held
 
     async def withdraw(self, engine: str, key: GroupKey, reason: str) -> None:
         """Give a group up."""

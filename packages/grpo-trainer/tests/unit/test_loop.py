@@ -28,6 +28,7 @@ from rollout_engine.types import (
     FaultedTry,
     FaultStage,
     FinishedGroup,
+    GroupKey,
     Outcome,
 )
 from service_kit.errors import Reason
@@ -236,6 +237,21 @@ async def test_a_finished_stage_gives_its_open_groups_up(world: World) -> None:
     assert ("e1", "run-rl-000001") in [(e, k.group_id) for e, k in life.engines.withdrawn]
     assert world.ledgers["e1"].kept == {}
     assert decisions(world)["WITHDRAWN"] >= 1
+
+
+async def test_a_finished_stage_gives_up_what_a_life_before_it_gave_out_unsaved(
+    world: World,
+) -> None:
+    recipe = game_recipe(steps=3)
+    first = world.life(recipe)
+    await first.run(stop_after=1)
+    forgotten = replace(first.engines.assigned[0][1], key=GroupKey("run-rl-000999", 1))
+    resumed = world.life(recipe)
+    resumed.engines.held_back = {"run-rl-000999"}  # so slow that the stage ends before
+    await resumed.engines.assign("e1", forgotten)
+    assert await resumed.run() is StageState.FINISHED
+    assert ("e1", forgotten.key) in resumed.engines.withdrawn
+    assert world.ledgers["e1"].committed[forgotten.key] == (Decision.WITHDRAWN, 0)
 
 
 async def test_a_slow_group_blocks_no_step_and_its_old_tokens_are_masked(world: World) -> None:

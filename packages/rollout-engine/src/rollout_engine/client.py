@@ -106,6 +106,11 @@ class GroupConsumer:
         return self._book.outstanding
 
     @property
+    def held(self) -> frozenset[GroupKey]:
+        """Groups assigned and not received, those of an earlier life included."""
+        return self._book.held
+
+    @property
     def uncommitted(self) -> frozenset[GroupKey]:
         """Groups whose decision the engine has not acknowledged yet."""
         return frozenset(self._commits)

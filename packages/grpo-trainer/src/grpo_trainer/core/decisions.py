@@ -254,6 +254,18 @@ class GroupBook:
             self._decided_ahead.add(group.ordinal)
         return self._decide(group, decision, step)
 
+    def give_up(self, key: GroupKey, engine: str) -> bool:
+        """Settle a group that an engine holds and that a crash made this book forget.
+
+        Returns:
+            False if the group is known here: it has its decision, or gets it with the others.
+        """
+        claim = (key, engine)
+        if claim in self._undurable or claim in self._durable or self.find(key) is not None:
+            return False
+        self._undurable[claim] = Verdict(key, engine, Decision.WITHDRAWN)
+        return True
+
     def checkpointed(self, claims: Iterable[Claim]) -> tuple[Verdict, ...]:
         """Note that a checkpoint with these decisions is on disk.
 

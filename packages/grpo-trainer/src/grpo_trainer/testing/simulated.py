@@ -205,6 +205,11 @@ class SimulatedEngines:
         """Return nothing: every commit is heard at once."""
         return frozenset()
 
+    def held(self, engine: str) -> frozenset[GroupKey]:
+        """Return the groups that were not received."""
+        kept = self._ledgers[engine].kept
+        return frozenset(key for key, group in kept.items() if not group.received)
+
     async def withdraw(self, engine: str, key: GroupKey, reason: str) -> None:
         """Note that a group was given up."""
         self.withdrawn.append((engine, key))

@@ -54,6 +54,11 @@ class ConsumerBook:
         )
 
     @property
+    def held(self) -> frozenset[GroupKey]:
+        """Groups assigned and not received."""
+        return frozenset(self._entries)
+
+    @property
     def to_forget_all_but(self) -> frozenset[GroupKey] | None:
         """What a Forget message must keep; None when none has to be sent."""
         if self._keep is None:
