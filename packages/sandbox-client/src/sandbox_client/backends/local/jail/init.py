@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sandbox_client.backends.local.jail import kernel, wire
-from sandbox_client.backends.local.jail.processes import processes, tree_of
+from sandbox_client.backends.local.jail.processes import in_killing_order, processes, tree_of
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
 from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims, kill
 
@@ -294,7 +294,7 @@ class Init:
             if not victims:
                 _await_ends(killed)
                 return
-            for pid, _ in victims:
+            for pid, _ in in_killing_order(victims, target.root):
                 kill(pid)
             killed |= victims
         kill(-1)

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Process", "processes", "tree_of"]
+__all__ = ["Process", "in_killing_order", "processes", "tree_of"]
 
 
 @dataclass(frozen=True)
@@ -51,3 +51,11 @@ def tree_of(roots: Iterable[int], everyone: Iterable[Process]) -> set[int]:
                 inside.add(process.pid)
                 grew = True
     return inside
+
+
+def in_killing_order(victims: Iterable[tuple[int, int]], root: int) -> list[tuple[int, int]]:
+    """The command's own process before its children, `(pid, started)` each.
+
+    A shell that sees its child die first ends by itself, as if nobody had killed it.
+    """
+    return sorted(victims, key=lambda victim: victim[0] != root)
