@@ -168,11 +168,12 @@ async def test_many_prompts_or_samples_are_answered_by_a_list(target: Target) ->
 
 
 async def test_a_stream_is_cumulative_and_ends_with_the_versions(target: Target) -> None:
+    sampling = {"max_new_tokens": 64, "temperature": 0, "ignore_eos": True}
     body = {
         "input_ids": PROMPT,
         "return_logprob": True,
         "stream": True,
-        "sampling_params": {"max_new_tokens": 6, "temperature": 0, "ignore_eos": True},
+        "sampling_params": sampling,
     }
     async with target.session.post(target.url + "/generate", json=body) as reply:
         assert reply.status == 200
@@ -180,14 +181,16 @@ async def test_a_stream_is_cumulative_and_ends_with_the_versions(target: Target)
         events = [line[6:] for line in (await reply.text()).split("\n\n") if line]
     assert events[-1].strip() == "[DONE]"
     chunks = [json.loads(event) for event in events[:-1]]
-    whole = (await target.generate())["output_ids"]
-    for chunk in chunks:
-        count = len(chunk["output_ids"])
+    whole = (await target.generate(sampling_params=sampling))["output_ids"]
+    counts = [len(chunk["output_ids"]) for chunk in chunks]
+    # A server that falls behind joins tokens, so how many chunks there are is left to it.
+    assert len(counts) > 1
+    assert counts == sorted(set(counts))
+    for chunk, count in zip(chunks, counts, strict=True):
         assert chunk["output_ids"] == whole[:count]
         assert len(chunk["meta_info"]["output_token_logprobs"]) == count
-    assert [len(chunk["output_ids"]) for chunk in chunks[:2]] == [1, 2]
     assert chunks[-1]["output_ids"] == whole
-    assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 6}
+    assert chunks[-1]["meta_info"]["finish_reason"] == {"type": "length", "length": 64}
     assert chunks[-1]["meta_info"]["weight_versions"]
     assert all(chunk["meta_info"]["finish_reason"] is None for chunk in chunks[:-1])
 
