@@ -12,8 +12,10 @@ from service_kit.errors import StartupError
 
 from swe_eval.app import serve
 from swe_eval.config import EvalConfig
+from swe_eval.core.decontaminate import Overlap, contamination
 from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import HarborFolderExistsError, make_task, to_harbor
+from swe_eval.tasks.heldout import heldout_facts
 from swe_eval.tasks.traces import read_traces, to_atif
 from swe_eval.tasks.validate import tell_problems
 
@@ -66,30 +68,52 @@ def traces(
     solved: Annotated[
         bool, typer.Option("--solved", help="Only traces that are resolved.")
     ] = False,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tasks for evaluation (Harbor folder, rows, hf:OWNER/NAME): leave out what is of "
+            "their repositories or has their text. May be given several times."
+        ),
+    ] = None,
 ) -> None:
     """Write traces of Open-SWE-Traces as ATIF, one a line, for supervised fine-tuning."""
     with clear_errors(), _usage_errors():
         if out.exists():
             raise StartupError(f"{out} exists; choose another name")
+        shared = _shared(location, against or [])
         written = problems = 0
         with out.open("w", encoding="utf-8") as stream:
             for found in read_traces(location):
                 if isinstance(found, MalformedTaskError):
                     problems += 1
                     typer.echo(str(found))
+                elif found.trajectory_id in shared:
+                    typer.echo(f"left out: {shared[found.trajectory_id]}")
                 elif found.resolved or not solved:
                     written += 1
                     stream.write(json.dumps(to_atif(found)) + "\n")
-        typer.echo(f"{written} traces in {out}, {problems} can't be used")
+        left_out = f", {len(shared)} left out" if against else ""
+        typer.echo(f"{written} traces in {out}{left_out}, {problems} can't be used")
         if problems:
             raise typer.Exit(EXIT_USAGE)
+
+
+def _shared(location: str, against: list[str]) -> dict[str, Overlap]:
+    """Traces of a task that is for evaluation too, by id, each with what they share."""
+    heldout = [facts for each in against for facts in heldout_facts(each)]
+    training = (
+        trace.facts
+        for trace in (read_traces(location) if heldout else ())
+        if not isinstance(trace, MalformedTaskError)
+    )
+    return {overlap.training_task: overlap for overlap in contamination(training, heldout)}
 
 
 @contextmanager
 def _usage_errors() -> Iterator[None]:
     try:
         yield
-    except TaskSetError as error:
+    except (TaskSetError, MalformedTaskError) as error:
         raise StartupError(str(error)) from error
 
 

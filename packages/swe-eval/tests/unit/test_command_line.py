@@ -70,6 +70,27 @@ def test_traces_writes_atif_and_never_overwrites(tmp_path: Path) -> None:
     assert text.startswith("0 traces")
 
 
+def test_traces_of_repositories_that_are_evaluated_are_left_out(tmp_path: Path) -> None:
+    rows, heldout = SAMPLES.parent / "rows" / "swesmith_ft_xml.jsonl", tmp_path / "heldout.jsonl"
+    heldout.write_text(
+        json.dumps({"instance_id": "pandas-dev__pandas-1", "repo": "pandas-dev/Pandas"})
+    )
+    out = tmp_path / "out.jsonl"
+    status, text = run("traces", str(rows), str(out), "--against", str(heldout))
+    assert (status, out.read_text()) == (0, "")
+    assert "pandas-dev__pandas-1 share repository pandas-dev/pandas" in text
+    assert text.endswith(f"0 traces in {out}, 1 left out, 0 can't be used\n")
+
+
+def test_who_can_not_be_kept_away_from_is_no_set_to_compare_with(tmp_path: Path) -> None:
+    rows, heldout = SAMPLES.parent / "rows" / "swesmith_ft_xml.jsonl", tmp_path / "heldout.jsonl"
+    heldout.write_text('{"instance_id": "a__b-1"}')
+    out = tmp_path / "out.jsonl"
+    status, text = run("traces", str(rows), str(out), "--against", str(heldout))
+    assert (status, out.exists()) == (2, False)
+    assert "repo" in text
+
+
 @pytest.mark.parametrize(
     ("setting", "words"),
     [

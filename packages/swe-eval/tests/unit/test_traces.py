@@ -107,3 +107,20 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], field: str) -> None:
 def test_another_makers_trajectory_is_told() -> None:
     with pytest.raises(MalformedTaskError, match="found a trajectory of mini-swe-agent"):
         read(trajectory_format="mini-swe-agent-1.1")
+
+
+@pytest.mark.parametrize(
+    ("instance_id", "repository"),
+    [
+        ("pandas-dev__pandas.95280573.pr_53652", "pandas-dev__pandas"),
+        ("astropy__astropy-12907", "astropy__astropy"),
+        ("Some-Owner__a.b-c.1234abcd.func_basic__x1", "Some-Owner__a.b-c"),
+        ("task-7", ""),
+    ],
+)
+def test_a_trace_that_names_no_repository_is_known_by_its_id(
+    instance_id: str, repository: str
+) -> None:
+    row = ROW | {"instance_id": instance_id, "repo": ""}
+    facts = read_trace(Fields("t", "f", row)).facts
+    assert (facts.repository, facts.text) == (repository, "Fix it.")

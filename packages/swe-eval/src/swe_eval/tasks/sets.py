@@ -185,15 +185,7 @@ class ReadSet:
 
     def facts(self) -> list[TaskFacts]:
         """What each task can be known by, in the set's order."""
-        return [
-            TaskFacts(
-                task_id=task.task_id,
-                repository=task.repository,
-                text=task.instruction,
-                patch=task.reference.patch.decode("utf-8", "replace") if task.reference else "",
-            )
-            for task in self._order
-        ]
+        return [task.facts for task in self._order]
 
     def leave_out(self, task_ids: Collection[str]) -> None:
         """Drops tasks."""

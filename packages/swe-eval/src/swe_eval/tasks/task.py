@@ -12,6 +12,8 @@ from functools import cached_property
 
 from sandbox_client.environments import EnvironmentTree
 
+from swe_eval.core.decontaminate import TaskFacts
+
 DEFAULT_WORKDIR = "/workspace"
 MAX_TESTS = 20_000
 """Most required tests of a task: their results have to fit into one command's bounded output."""
@@ -180,3 +182,13 @@ class Task:
     reference: Reference | None = None
     command_timeout_s: float = 0.0
     """Longest a single command of the agent may run; 0: no limit of the task's own."""
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What it can be known by in another set."""
+        return TaskFacts(
+            task_id=self.task_id,
+            repository=self.repository,
+            text=self.instruction,
+            patch=self.reference.patch.decode("utf-8", "replace") if self.reference else "",
+        )

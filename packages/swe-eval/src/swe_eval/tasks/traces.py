@@ -4,10 +4,12 @@ A row becomes a trajectory in ATIF, which is what training reads.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swe_eval.core.decontaminate import TaskFacts
 from swe_eval.errors import MalformedTaskError
 from swe_eval.tasks.fields import Fields
 from swe_eval.tasks.kinds import kind_of
@@ -51,6 +53,19 @@ class Trace:
     messages: tuple[TraceMessage, ...]
     language: str = ""
     license: str = ""
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What its task can be known by: the statement is in what the user said first."""
+        said = next((message.content for message in self.messages if message.role == "user"), "")
+        repository = self.repository or _repository_of(self.instance_id)
+        return TaskFacts(task_id=self.trajectory_id, repository=repository, text=said)
+
+
+def _repository_of(instance_id: str) -> str:
+    """From an id of SWE-bench (`owner__name-12`) or SWE-smith (`owner__name.commit.bug`)."""
+    match = re.fullmatch(r"([\w.-]+?__[\w.-]+?)(-\d+|\.[0-9a-f]{7,40}\..+)", instance_id)
+    return match[1] if match else ""
 
 
 def read_traces(location: str, *, split: str = "") -> Iterator[Trace | MalformedTaskError]:
