@@ -7,6 +7,7 @@ on until a life has come to its end without reaching the step it was to die at: 
 from __future__ import annotations
 
 import signal
+import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from weight_sync import PublishConfig
 
 from integration_tests.harness import until
-from integration_tests.weight_chaos.processes import Processes, world
+from integration_tests.weight_chaos.processes import WAIT_S, Processes, world
 from integration_tests.weight_chaos.roles import Kill
 
 CODECS = (pytest.param("dense", marks=pytest.mark.slow), "ulp-gap")
@@ -112,7 +113,10 @@ async def test_an_engine_killed_at_any_step(tmp_path: Path) -> None:
 
 async def died_or_reached(processes: Processes, life: BaseProcess, number: int) -> bool:
     """Wait until a process was killed, or has got to a version alive."""
+    ends_s = time.monotonic() + WAIT_S
     while life.exitcode is None:
+        if time.monotonic() > ends_s:
+            await processes.reached(number)  # says what the others have come to
         if await processes.waited(number, within_s=0.5) and life.exitcode is None:
             # What is left to do after the engines were switched is done soon, or never.
             return await processes.ended(life, within_s=0.3) is not None

@@ -230,6 +230,8 @@ class Receiver:
         for engine in engines:
             # It may have been lost since; then the next pass sees to it.
             if engine.state.phase is Phase.READY:
+                # At once: a look in between could still find it lost.
+                self._apply(engine, Activate())
                 await _undisturbed(self._activate(engine, shadow))
         await asyncio.to_thread(self._shadows.prune, [shadow.folder])
 
@@ -311,7 +313,6 @@ class Receiver:
         )
 
     async def _activate(self, engine: Engine, shadow: Shadow) -> None:
-        self._apply(engine, Activate())
         began_s = time.perf_counter()
         try:
             took = await engine.driver.activate(shadow.folder, shadow.manifest)
