@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -68,6 +69,14 @@ def git_apply(patch: bytes, cwd: str) -> list[str]:
     return [entry.split(b"\t")[2].decode() for entry in numbers.stdout.split(b"\0") if entry]
 
 
+def git_diff(before: str, after: str) -> bytes:
+    command = ["git", "diff", "--no-index", "--no-prefix", before, after]
+    found = subprocess.run(command, capture_output=True).stdout
+    for folder, prefix in ((before, b"a"), (after, b"b")):
+        found = found.replace(folder.strip("/").encode(), prefix)
+    return found
+
+
 class FolderHost:
     """Runs commands in a folder of this machine: no isolation, so for tests of our own logic only.
 
@@ -111,6 +120,13 @@ class FolderHost:
     async def apply_patch(self, sandbox_id: str, patch: bytes) -> list[str]:
         self._called("apply_patch")
         return git_apply(patch, self._environment(sandbox_id).workdir)
+
+    async def diff(self, sandbox_id: str) -> bytes:
+        self._called("diff")
+        environment = self._environment(sandbox_id)
+        with tempfile.TemporaryDirectory(dir=self.root) as pristine:
+            fill(Path(pristine), environment.files)
+            return git_diff(pristine, environment.workdir)
 
     async def write_files(self, sandbox_id: str, folder: str, files: FileTree) -> None:
         self._called("write_files")

@@ -22,6 +22,8 @@ class GeneratedSetConfig(Config):
     kind: Literal["generated"] = "generated"
     name: str
     """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    quarantine: Path | None = None
+    """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
     split: Literal["pretrain", "train", "heldout"] = "train"
     """Splits share no repository, function name or bug."""
     count: Annotated[int, Field(ge=1, le=INDEXES_PER_SEED)] = 1000
@@ -46,6 +48,8 @@ class HarborSetConfig(Config):
     kind: Literal["harbor"] = "harbor"
     name: str
     """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    quarantine: Path | None = None
+    """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
     path: Path
     """A folder of task directories, at any depth, or a single one."""
     environment: Literal["auto", "tree", "image"] = "auto"
@@ -68,6 +72,8 @@ class RowSetConfig(Config):
     """Whose columns the rows have."""
     name: str
     """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
+    quarantine: Path | None = None
+    """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
     location: str
     """A `.json`, `.jsonl` or `.parquet` file, a folder of them, or `hf:OWNER/NAME[@REVISION]`, a
     data set of the Hugging Face hub."""

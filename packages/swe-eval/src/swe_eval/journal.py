@@ -138,16 +138,21 @@ class Journal:
         self.cursors[target] = cursor
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        data = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
-        while data:
-            data = data[os.write(self._file, data) :]
-        os.fsync(self._file)
+        write_line(self._file, entry)
 
     def close(self) -> None:
         """Closes the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+def write_line(file: int, entry: Mapping[str, Any]) -> None:
+    """Appends an object as a line to an open file; it is on disk when this returns."""
+    data = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+    while data:
+        data = data[os.write(file, data) :]
+    os.fsync(file)
 
 
 def _demand_same(recorded: Plan, asked: Plan) -> None:

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -6,9 +7,12 @@ import pytest
 from sandbox_client.environments import EnvironmentTree
 from swe_eval.config import DecontaminationConfig, EvalConfig, GeneratedSetConfig, HarborSetConfig
 from swe_eval.core.decontaminate import TaskFacts, defined_functions, overlaps
+from swe_eval.core.selftest import Decision, Finding, Flaw, Outcome
 from swe_eval.errors import TaskSetError
 from swe_eval.generate import make_task, to_harbor
-from swe_eval.tasks.sets import Catalog, GeneratedSet, ReadSet, open_task_sets
+from swe_eval.tasks.digest import task_digest
+from swe_eval.tasks.selftest_file import Record, SelfTestFile
+from swe_eval.tasks.sets import Catalog, GeneratedSet, ReadSet, TaskSet, open_task_sets
 from swe_eval.tasks.task import Environment, Task, TestGrader, TestRunner, TreeFile
 
 SAMPLES = Path(__file__).parent.parent / "data" / "harbor"
@@ -248,3 +252,90 @@ def test_nothing_is_compared_without_an_evaluation_set_and_unknown_names_are_ref
     assert len(open_task_sets(config.task_sets).task_sets) == 2
     with pytest.raises(ValueError, match="names \\['verifyed'\\]"):
         EvalConfig(decontamination=DecontaminationConfig(evaluation_sets=("verifyed",)))
+
+
+# -- quarantine
+
+
+def quarantined(path: Path, *found: tuple[Task, str], outcome: Outcome | None = None) -> None:
+    """A self-test's file in which these tasks, by these digests, are quarantined."""
+    file = SelfTestFile(path)
+    for task, digest in found:
+        decision = Decision(
+            outcome=outcome or Outcome.QUARANTINED,
+            findings=(Finding(flaw=Flaw.FLAKY, detail="flipped"),),
+        )
+        file.add(Record(task_id=task.task_id, digest=digest, repeat=2, decision=decision))
+    file.close()
+
+
+@pytest.fixture
+def harbor_set(tmp_path: Path) -> HarborSetConfig:
+    for number in range(3):
+        to_harbor(make_task("train", number), tmp_path / "tasks")
+    return HarborSetConfig(
+        name="mine", path=tmp_path / "tasks", quarantine=tmp_path / "selftest.jsonl"
+    )
+
+
+def generated_set(tmp_path: Path) -> GeneratedSetConfig:
+    return GeneratedSetConfig(name="mine", count=3, quarantine=tmp_path / "selftest.jsonl")
+
+
+def open_sets(config: HarborSetConfig | GeneratedSetConfig, **changes: Any) -> TaskSet:
+    (task_set,) = open_task_sets([config.model_copy(update=changes)]).task_sets
+    return task_set
+
+
+@pytest.mark.parametrize("kind", ["harbor", "generated"])
+def test_quarantined_tasks_are_not_served(
+    tmp_path: Path, harbor_set: HarborSetConfig, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = harbor_set if kind == "harbor" else generated_set(tmp_path)
+    tasks = open_sets(config, quarantine=None)
+    ids = [ref.task_id for ref in tasks.refs(0, 3)]
+    second = tasks.find(ids[1])
+    assert second is not None
+    stranger = replace(second, task_id="of-another-set")
+    quarantined(tmp_path / "selftest.jsonl", (second, task_digest(second)), (stranger, ""))
+    left = open_sets(config)
+    assert len(left) == 2
+    assert [ref.task_id for ref in left.refs(0, 9)] == [ids[0], ids[2]]
+    assert [ref.task_id for ref in left.refs(1, 9)] == [ids[2]]
+    assert [left.find(name) is None for name in ids] == [False, True, False]
+    assert f"leaves out {ids[1]}: flaky: flipped" in caplog.text
+
+
+def test_a_task_that_has_changed_since_is_served_and_reported(
+    tmp_path: Path, harbor_set: HarborSetConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = open_sets(harbor_set, quarantine=None)
+    first = tasks.find(tasks.refs(0, 1)[0].task_id)
+    assert first is not None
+    quarantined(tmp_path / "selftest.jsonl", (first, "another"))
+    assert len(open_sets(harbor_set)) == 3
+    assert f"{first.task_id} or its limits have changed" in caplog.text
+
+
+@pytest.mark.parametrize("outcome", [Outcome.KEPT, Outcome.FAULT])
+def test_only_quarantined_tasks_are_left_out(
+    tmp_path: Path, harbor_set: HarborSetConfig, outcome: Outcome
+) -> None:
+    tasks = open_sets(harbor_set, quarantine=None)
+    first = tasks.find(tasks.refs(0, 1)[0].task_id)
+    assert first is not None
+    quarantined(tmp_path / "selftest.jsonl", (first, task_digest(first)), outcome=outcome)
+    assert len(open_sets(harbor_set)) == 3
+
+
+def test_a_quarantine_that_is_absent_or_of_everything_is_an_error_of_the_set(
+    tmp_path: Path, harbor_set: HarborSetConfig
+) -> None:
+    with pytest.raises(TaskSetError, match=r"'mine', quarantine: .*selftest\.jsonl: No such file"):
+        open_sets(harbor_set)
+    tasks = open_sets(harbor_set, quarantine=None)
+    all_of_them = [tasks.find(ref.task_id) for ref in tasks.refs(0, 3)]
+    found = [(task, task_digest(task)) for task in all_of_them if task]
+    quarantined(tmp_path / "selftest.jsonl", *found)
+    with pytest.raises(TaskSetError, match="quarantines every task"):
+        open_sets(harbor_set)

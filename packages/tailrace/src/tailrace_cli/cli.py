@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -22,6 +23,7 @@ from tailrace_cli.shell import (
     StateFolder,
     Target,
     Variables,
+    checked_address,
     fail,
     guarded,
     messages,
@@ -276,6 +278,76 @@ def tasks_validate(
     from tailrace_cli.tasks import validate_tasks
 
     guarded(lambda: 0 if validate_tasks(paths, as_json=as_json) else BAD_INPUT)
+
+
+@tasks_app.command("selftest")
+def tasks_selftest(
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[PATH]...", help="Task directories, files of rows, folders of either."
+        ),
+    ] = None,
+    task_set: Annotated[
+        str, typer.Option(help="Instead of paths: a task set of the stack, with its limits.")
+    ] = "",
+    environment: Annotated[
+        str,
+        typer.Option(
+            help="How Harbor's Dockerfiles become environments: auto, tree (over the host's root, "
+            "RUN lines left out) or image."
+        ),
+    ] = "auto",
+    repeat: Annotated[
+        int, typer.Option(help="How often to grade the gold patch, and no patch.", min=1)
+    ] = 2,
+    jobs: Annotated[int, typer.Option(help="Tasks at once.", min=1)] = 8,
+    out: Annotated[
+        Path, typer.Option(help="File of the results; one that is there is gone on with.")
+    ] = Path("selftest.jsonl"),
+    sandbox_target: Annotated[
+        str | None,
+        typer.Option(
+            "--sandbox", help="host:port of a sandbox service, instead of one of its own."
+        ),
+    ] = None,
+    stack: StackFile = LOCAL_STACK,
+    var: Variables = None,
+    settings: Settings = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test every task before a run: its gold patch has to solve it and no patch must not.
+
+    Each is graded several times, in sandboxes, as an agent's work is. A task that fails, or whose
+    tests do not end the same way each time, is quarantined with the reason; a task set leaves it
+    out with quarantine = "FILE". The exit code is 1 if not every task was kept.
+    """
+    from swe_eval.tasks.harbor import EnvironmentMode
+
+    from tailrace_cli.selftest import SelfTestOptions, run_selftest
+
+    modes = [str(mode) for mode in EnvironmentMode]
+    if environment not in modes:
+        fail(f"--environment: expected {', '.join(modes)}, found {environment!r}", BAD_INPUT)
+    if bool(paths) == bool(task_set):
+        fail("name paths to tasks, or a set by --task-set; not both", BAD_INPUT)
+
+    def work() -> Coroutine[Any, Any, int]:
+        spec = load_stack(stack, variables=parse_variables(var or ()), settings=settings or ())
+        if sandbox_target is not None:
+            checked_address("--sandbox", sandbox_target)
+        options = SelfTestOptions(
+            paths=paths or (),
+            environment=EnvironmentMode(environment),
+            task_set=task_set,
+            out=out,
+            repeat=repeat,
+            jobs=jobs,
+            sandbox=sandbox_target,
+        )
+        return run_selftest(options, spec, as_json=as_json)
+
+    run(work)
 
 
 @app.command()

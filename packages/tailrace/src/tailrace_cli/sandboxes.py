@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from sandbox_client import LimiterStatus, SandboxClient, SandboxInfo
-from service_kit.addresses import is_unix, split_host_port
 from service_kit.channel import ChannelConfig
 from service_kit.config import ConfigError
 
+from tailrace_cli.shell import checked_address
 from tailrace_cli.stack.spec import StackSpec
 from tailrace_cli.status import limiter_text
 
@@ -30,12 +30,7 @@ def targets(stack: StackSpec, target: str | None) -> dict[str, str]:
         ConfigError: the stack has none, or the address is none.
     """
     if target is not None:
-        if not is_unix(target):
-            try:
-                split_host_port(target)
-            except ValueError as error:
-                raise ConfigError(f"--target: {error}") from None
-        return {"sandbox": target}
+        return {"sandbox": checked_address("--target", target)}
     found = {p.name: p.target for p in stack.processes if p.module == "sandbox_client"}
     if not found:
         raise ConfigError(

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
+from service_kit.addresses import is_unix, split_host_port
 from service_kit.config import ConfigError
 from service_kit.errors import ServiceError
 
@@ -79,6 +80,20 @@ def guarded(work: Callable[[], int]) -> None:
                 raise
     if code:
         raise typer.Exit(code)
+
+
+def checked_address(option: str, address: str) -> str:
+    """The address, if it is one: `host:port`, or of a Unix socket.
+
+    Raises:
+        ConfigError: it is none; the message names the option.
+    """
+    if not is_unix(address):
+        try:
+            split_host_port(address)
+        except ValueError as error:
+            raise ConfigError(f"{option}: {error}") from None
+    return address
 
 
 def first_cause(error: Exception) -> Exception:

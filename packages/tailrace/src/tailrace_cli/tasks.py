@@ -28,18 +28,21 @@ def _print_json(paths: Sequence[Path]) -> bool:
     problems: list[dict[str, str | int]] = []
     for found in validate(paths):
         if isinstance(found, MalformedTaskError):
-            problems.append(
-                {
-                    "error": type(found).__name__.removesuffix("Error"),
-                    "task": found.task,
-                    "file": found.file,
-                    "line": found.line,
-                    "field": found.field,
-                    "expected": found.expected,
-                    "found": found.found,
-                }
-            )
+            problems.append(as_row(found))
         else:
             good.append(found.task.task_id)
     print(json.dumps({"tasks": good, "problems": problems}))
     return not problems
+
+
+def as_row(problem: MalformedTaskError) -> dict[str, str | int]:
+    """For `--json`."""
+    return {
+        "error": type(problem).__name__.removesuffix("Error"),
+        "task": problem.task,
+        "file": problem.file,
+        "line": problem.line,
+        "field": problem.field,
+        "expected": problem.expected,
+        "found": problem.found,
+    }

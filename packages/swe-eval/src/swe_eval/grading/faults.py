@@ -11,6 +11,9 @@ FAULT_CAUSE_KEY = "fault_cause"
 STAGE_KEY = "grading_stage"
 """Key of `ErrorInfo.metadata`: the name of a `Stage`, for the steps that have one."""
 
+GRADE_REASON_KEY = "grade_reason"
+"""Key of `ErrorInfo.metadata`: why a task's own reference solution does not pass it."""
+
 
 class Stage(Enum):
     """A step of grading that uses a sandbox, in words."""

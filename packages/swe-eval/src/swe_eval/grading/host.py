@@ -33,6 +33,10 @@ class SandboxHost(Protocol):
         """
         ...
 
+    async def diff(self, sandbox_id: str) -> bytes:
+        """What was changed in the work folder, in git's format."""
+        ...
+
     async def write_files(self, sandbox_id: str, folder: str, files: FileTree) -> None:
         """Writes files under an absolute folder."""
         ...

@@ -10,24 +10,32 @@ import logging
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from service_kit.errors import FailedPrecondition, Internal, Reason, ServiceError, service_error
 
 from swe_eval.config import GradingConfig
 from swe_eval.core.verdict import GradeReason, Judgement, TestResult, TestStatus, Verdict
 from swe_eval.grading.controls import Control, LineControl
-from swe_eval.grading.faults import FAULT_CAUSE_KEY, Stage, is_chosen, with_cause
+from swe_eval.grading.faults import (
+    FAULT_CAUSE_KEY,
+    GRADE_REASON_KEY,
+    Stage,
+    is_chosen,
+    with_cause,
+)
 from swe_eval.grading.host import SandboxHost
 from swe_eval.grading.limiter import Limiter
 from swe_eval.grading.log_run import named_in_command
 from swe_eval.grading.prepare import PreparedDiff, RefusedDiff, prepare_diff, unexpected_paths
 from swe_eval.grading.trial import Observation, Trial
-from swe_eval.tasks.task import LogGrader, ScriptGrader, Task, TestGrader
+from swe_eval.tasks.task import LogGrader, Reference, ScriptGrader, Task, TestGrader
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,19 +95,48 @@ class Grader:
         Raises:
             ServiceError: infrastructure failed, or the task itself is broken; never a verdict.
         """
-        try:
-            self._inject_fault(attempt)
+        with self._counted(attempt):
             prepared = self._prepare(task, diff)
             if isinstance(prepared, RefusedDiff):
-                grade = _unsolved(task, prepared.reason, prepared.detail)
-            else:
-                async with self.limiter.slot():
-                    grade = await self._grade_with_patience(task, prepared)
+                return _unsolved(task, prepared.reason, prepared.detail)
+            async with self.limiter.slot():
+                return await self._patiently(lambda: self._grade(task, prepared))
+
+    async def grade_reference(self, task: Task, *, attempt: str) -> Grade:
+        """Grades the reference solution as an agent's work is: by its diff alone.
+
+        Raises:
+            ServiceError: as `grade`.
+            ValueError: the task has none.
+        """
+        reference = task.reference
+        if reference is None:
+            raise ValueError(f"task {task.task_id} has no reference solution")
+        diff = reference.patch
+        if reference.files and not diff:
+            async with self.limiter.slot():
+                diff = await self._patiently(lambda: self._diff_of(task, reference))
+        return await self.grade(task, diff, attempt=attempt)
+
+    async def grade_untouched(self, task: Task, *, attempt: str) -> Grade:
+        """Runs the tests where nothing was changed; of an empty diff `grade` says so unseen.
+
+        Raises:
+            ServiceError: infrastructure failed.
+        """
+        with self._counted(attempt):
+            async with self.limiter.slot():
+                return await self._patiently(lambda: self._grade_untouched(task))
+
+    @contextmanager
+    def _counted(self, attempt: str) -> Iterator[None]:
+        try:
+            self._inject_fault(attempt)
+            yield
         except ServiceError:
             self.faulted += 1
             raise
         self.graded += 1
-        return grade
 
     def _inject_fault(self, attempt: str) -> None:
         faults = self._config.faults
@@ -121,16 +158,30 @@ class Grader:
             protect=not isinstance(task.grader, ScriptGrader),
         )
 
-    async def _grade_with_patience(self, task: Task, prepared: PreparedDiff) -> Grade:
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """Begins anew when a sandbox was lost: the diff is all that it takes."""
         for _ in range(self._config.retries):
             try:
-                return await self._grade(task, prepared)
+                return await work()
             except ServiceError as error:
                 if error.reason is not Reason.SANDBOX_GONE:
                     raise
                 logger.warning("a sandbox was lost, grading begins anew: %s", error.message)
-        return await self._grade(task, prepared)
+        return await work()
+
+    async def _diff_of(self, task: Task, reference: Reference) -> bytes:
+        async with self._sandbox(task) as sandbox_id:
+            with _at(Stage.RUN_REFERENCE):
+                await self._trial.solve(task, reference, sandbox_id)
+                return await self._host.diff(sandbox_id)
+
+    async def _grade_untouched(self, task: Task) -> Grade:
+        began = self._clock()
+        async with self._sandbox(task) as sandbox_id:
+            start_s = self._clock() - began
+            with _at(Stage.RUN_TESTS):
+                seen = await self._trial.run(task, sandbox_id)
+        return _graded(seen, wall_s=self._clock() - began, sandbox_start_s=start_s)
 
     async def _grade(self, task: Task, prepared: PreparedDiff) -> Grade:
         began = self._clock()
@@ -145,15 +196,7 @@ class Grader:
             await self._demand_sound(task, seen)
         elif seen.judgement.verdict is Verdict.SOLVED and self._config.controls:
             seen = await self._controlled(task, prepared, seen)
-        return Grade(
-            verdict=seen.judgement.verdict,
-            reason=seen.judgement.reason,
-            detail=seen.detail,
-            tests=seen.judgement.tests,
-            log_tail=seen.log_tail,
-            wall_s=self._clock() - began,
-            sandbox_start_s=start_s,
-        )
+        return _graded(seen, wall_s=self._clock() - began, sandbox_start_s=start_s)
 
     async def _controlled(
         self, task: Task, prepared: PreparedDiff, seen: Observation
@@ -251,7 +294,7 @@ class Grader:
             f"task {task.task_id}: its reference solution does not pass either "
             f"({seen.judgement.reason}: {seen.detail}; last output: {last!r}); mend the task or "
             "its limits, or leave it out",
-            metadata={FAULT_CAUSE_KEY: "TASK"},
+            metadata={FAULT_CAUSE_KEY: "TASK", GRADE_REASON_KEY: seen.judgement.reason.value},
         )
 
     async def _reference_passes(self, task: Task) -> bool:
@@ -289,6 +332,18 @@ def _at(stage: Stage) -> Iterator[None]:
         yield
     except ServiceError as error:
         raise with_cause(error, stage=stage) from error
+
+
+def _graded(seen: Observation, *, wall_s: float, sandbox_start_s: float) -> Grade:
+    return Grade(
+        verdict=seen.judgement.verdict,
+        reason=seen.judgement.reason,
+        detail=seen.detail,
+        tests=seen.judgement.tests,
+        log_tail=seen.log_tail,
+        wall_s=wall_s,
+        sandbox_start_s=sandbox_start_s,
+    )
 
 
 def _unsolved(task: Task, reason: GradeReason, detail: str, wall_s: float = 0.0) -> Grade:

@@ -76,6 +76,10 @@ class ServiceHost:
         """Applies a git-format diff and returns the paths it changed."""
         return await self._sandboxes[sandbox_id].apply_patch(patch)
 
+    async def diff(self, sandbox_id: str) -> bytes:
+        """What was changed in the work folder, in git's format."""
+        return await self._sandboxes[sandbox_id].diff()
+
     async def write_files(self, sandbox_id: str, folder: str, files: FileTree) -> None:
         """Writes files under an absolute folder."""
         await self._sandboxes[sandbox_id].write_files(

@@ -119,10 +119,16 @@ class Trial:
         """Puts the reference solution into a pristine sandbox."""
         if reference.patch:
             await self.host.apply_patch(sandbox_id, reference.patch)
-            return
-        await self._run_from(
-            task, "/solution", "solve.sh", reference.files, reference.env, _wall_s(task), sandbox_id
-        )
+        elif reference.files:
+            await self._run_from(
+                task,
+                "/solution",
+                "solve.sh",
+                reference.files,
+                reference.env,
+                task.grader.wall_s,
+                sandbox_id,
+            )
 
     async def _run_tests(
         self, grader: TestGrader, tests: tuple[str, ...], packed: bytes, sandbox_id: str
@@ -234,10 +240,6 @@ class Trial:
             timeout_s=wall_s,
             max_output_bytes=2 * self.log_bytes,
         )
-
-
-def _wall_s(task: Task) -> float:
-    return task.grader.wall_s
 
 
 def _end_of(result: CommandResult) -> RunEnd:

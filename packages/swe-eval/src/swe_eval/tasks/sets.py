@@ -2,9 +2,11 @@
 
 import logging
 import re
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 from swe_eval.config import (
@@ -14,9 +16,12 @@ from swe_eval.config import (
     ReadSetConfig,
 )
 from swe_eval.core.decontaminate import TaskFacts, contamination
+from swe_eval.core.selftest import Outcome
 from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import make_task
+from swe_eval.tasks.digest import task_digest
 from swe_eval.tasks.generated import from_generated
+from swe_eval.tasks.selftest_file import read_records
 from swe_eval.tasks.sources import source_of, without_twins
 from swe_eval.tasks.task import Environment, Task
 
@@ -74,6 +79,10 @@ class TaskSet(Protocol):
         """The task with this id, or None if it is not of this set."""
         ...
 
+    def leave_out(self, task_ids: Collection[str]) -> None:
+        """Drops tasks."""
+        ...
+
 
 class GeneratedSet:
     """Tasks that the generator makes when they are asked for; the most recent ones are kept."""
@@ -86,17 +95,17 @@ class GeneratedSet:
     def __init__(self, config: GeneratedSetConfig) -> None:
         self.name = config.name
         self._config = config
-        self._first = config.seed * INDEXES_PER_SEED + config.first
+        first = config.seed * INDEXES_PER_SEED + config.first
+        self._numbers: Sequence[int] = range(first, first + config.count)
         self._cache: OrderedDict[int, Task] = OrderedDict()
         self._refs: dict[int, TaskRef] = {}
 
     def __len__(self) -> int:
-        return self._config.count
+        return len(self._numbers)
 
     def refs(self, start: int, count: int) -> list[TaskRef]:
         """Up to `count` tasks from position `start` on."""
-        numbers = range(self._first + start, self._first + min(start + count, len(self)))
-        return [self._ref(number) for number in numbers]
+        return [self._ref(number) for number in self._numbers[start : start + count]]
 
     def _ref(self, number: int) -> TaskRef:
         # Kept, for they are small, and making a task takes milliseconds.
@@ -112,10 +121,16 @@ class GeneratedSet:
         if match is None or match[1] != self._config.split:
             return None
         number = int(match[2])
-        if not self._first <= number < self._first + len(self):
+        if not _holds(self._numbers, number):
             return None
         task = self._task(number)
         return task if task.task_id == task_id else None
+
+    def leave_out(self, task_ids: Collection[str]) -> None:
+        """Drops tasks."""
+        found = map(_GENERATED_ID.fullmatch, task_ids)
+        dropped = {int(match[2]) for match in found if match and match[1] == self._config.split}
+        self._numbers = [number for number in self._numbers if number not in dropped]
 
     def _task(self, number: int) -> Task:
         task = self._cache.get(number)
@@ -133,6 +148,12 @@ class GeneratedSet:
         else:
             self._cache.move_to_end(number)
         return task
+
+
+def _holds(numbers: Sequence[int], number: int) -> bool:
+    """Whether it is in a rising sequence, which may be long."""
+    at = bisect_left(numbers, number)
+    return at < len(numbers) and numbers[at] == number
 
 
 class ReadSet:
@@ -246,8 +267,42 @@ def open_task_sets(
         GeneratedSet(config) if isinstance(config, GeneratedSetConfig) else ReadSet(config)
         for config in configs
     ]
+    for task_set, config in zip(task_sets, configs, strict=True):
+        if config.quarantine is not None:
+            leave_out_quarantined(task_set, config.quarantine)
     decontaminate(task_sets, decontamination or DecontaminationConfig())
     return Catalog(task_sets)
+
+
+def leave_out_quarantined(task_set: TaskSet, path: Path) -> None:
+    """Drops what a self-test has quarantined, unless it was another task by the same name.
+
+    Raises:
+        TaskSetError: the file can't be used, or quarantines every task.
+    """
+    try:
+        records = read_records(path)
+    except TaskSetError as error:
+        raise TaskSetError(f"task set {task_set.name!r}, quarantine: {error}") from error
+    bad: dict[str, str] = {}
+    for task_id, record in records.items():
+        task = task_set.find(task_id)
+        if task is None or record.decision.outcome is not Outcome.QUARANTINED:
+            continue
+        if task_digest(task) != record.digest:
+            logger.warning(
+                "task set %s: task %s or its limits have changed since %s quarantined it; it is "
+                "served, test it again",
+                task_set.name,
+                task_id,
+                path,
+            )
+            continue
+        bad[task_id] = "; ".join(map(str, record.decision.findings))
+        logger.warning("task set %s leaves out %s: %s", task_set.name, task_id, bad[task_id])
+    if len(bad) == len(task_set):
+        raise TaskSetError(f"task set {task_set.name!r}: {path} quarantines every task of it")
+    task_set.leave_out(bad)
 
 
 def decontaminate(task_sets: Sequence[TaskSet], config: DecontaminationConfig) -> None:

@@ -70,8 +70,12 @@ def harbor_tasks(path: Path, options: HarborOptions | None = None) -> TaskSource
     return (_read_folder(folder, options) for folder in folders)
 
 
-def tasks_at(path: Path) -> TaskSource:
+def tasks_at(path: Path, options: HarborOptions | None = None) -> TaskSource:
     """All tasks at a path, whatever their kind: a file of rows, or a folder of tasks and files.
+
+    Args:
+        path: The file or folder.
+        options: How to read Harbor's directories.
 
     Raises:
         TaskSetError: there is neither a task nor a file of rows.
@@ -85,7 +89,7 @@ def tasks_at(path: Path) -> TaskSource:
             what = "no folder with a task.toml and no .json, .jsonl or .parquet file in it"
         raise TaskSetError(f"{path}: {what}")
     return itertools.chain(
-        (_read_folder(folder, None) for folder in folders),
+        (_read_folder(folder, options) for folder in folders),
         (_read(row, _read_unknown) for file in files for row in read_file(file)),
     )
 

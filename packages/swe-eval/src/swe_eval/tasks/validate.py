@@ -4,17 +4,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from swe_eval.errors import MalformedTaskError
+from swe_eval.tasks.harbor import HarborOptions
 from swe_eval.tasks.sources import Found, tasks_at, without_twins
 
 
-def validate(paths: Sequence[Path]) -> Iterator[Found | MalformedTaskError]:
+def validate(
+    paths: Sequence[Path], options: HarborOptions | None = None
+) -> Iterator[Found | MalformedTaskError]:
     """Every task at the paths: Harbor directories, and rows of SWE-bench and SWE-smith.
+
+    Args:
+        paths: Files and folders.
+        options: How to read Harbor's directories.
 
     Raises:
         TaskSetError: there is nothing of the kind at one of them.
     """
     # Made first, so that a wrong path is told before a long reading.
-    sources = [tasks_at(path) for path in paths]
+    sources = [tasks_at(path, options) for path in paths]
     for source in sources:
         yield from without_twins(source)
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from pydantic import ValidationError
 from rich.console import Console
-from service_kit.addresses import is_unix, split_host_port
 from service_kit.config import ConfigError
 
 from tailrace_cli.shell import (
@@ -20,6 +19,7 @@ from tailrace_cli.shell import (
     StackFile,
     Target,
     Variables,
+    checked_address,
     fail,
     guarded,
     run,
@@ -121,7 +121,7 @@ def evaluate(
                 task_ids=() if task_list is None else read_task_list(task_list),
                 attempts=attempts,
                 pin=pin,
-                engines=tuple(_checked("--engine", address) for address in engine or ()),
+                engines=tuple(checked_address("--engine", address) for address in engine or ()),
                 temperature=temperature,
                 top_p=top_p,
                 sampling_seed=seed,
@@ -168,7 +168,7 @@ def _was_given(context: typer.Context, name: str | None) -> bool:
 
 def _address(stack: Path, variables: list[str] | None, target: str | None) -> str:
     if target is not None:
-        return _checked("--target", target)
+        return checked_address("--target", target)
     spec = load_stack(stack, variables=parse_variables(variables or ()))
     found = [process.target for process in spec.processes if process.module == "swe_eval"]
     if not found:
@@ -177,12 +177,3 @@ def _address(stack: Path, variables: list[str] | None, target: str | None) -> st
             "--target host:port"
         )
     return found[0]
-
-
-def _checked(option: str, address: str) -> str:
-    if not is_unix(address):
-        try:
-            split_host_port(address)
-        except ValueError as error:
-            raise ConfigError(f"{option}: {error}") from None
-    return address

@@ -1,0 +1,163 @@
+"""The self-test of tasks: grades each one's reference and no change at all, several times.
+
+The decision is `core.selftest.decide`'s; here are the gradings, as many tasks at once as the grader
+takes, the repetition of what infrastructure did wrong, and the file that it all goes into.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+
+from service_kit.errors import Reason, ServiceError
+
+from swe_eval.core.selftest import Decision, Fault, Run, decide, undecided
+from swe_eval.core.verdict import GradeReason, Verdict
+from swe_eval.grading.faults import FAULT_CAUSE_KEY, GRADE_REASON_KEY, STAGE_KEY
+from swe_eval.grading.run import Grade, Grader
+from swe_eval.tasks.digest import task_digest
+from swe_eval.tasks.selftest_file import Record, SelfTestFile
+from swe_eval.tasks.task import Task
+
+__all__ = ["FaultedError", "SelfTest", "untested"]
+
+# The service's answer would be the same.
+_HOPELESS = {Reason.FAILED_PRECONDITION, Reason.INVALID_ARGUMENT, Reason.UNAUTHENTICATED}
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+
+
+def untested(
+    tasks: Iterable[Task], file: SelfTestFile, *, repeat: int
+) -> tuple[list[Task], list[Record]]:
+    """The tasks that are still to be tested, and the records of the others."""
+    todo: list[Task] = []
+    known: list[Record] = []
+    for task in tasks:
+        record = file.known(task.task_id, task_digest(task), repeat)
+        if record is None:
+            todo.append(task)
+        else:
+            known.append(record)
+    return todo, known
+
+
+class FaultedError(Exception):
+    """A grading failed as often as it was tried."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class SelfTest:
+    """Tests tasks, several at a time.
+
+    Args:
+        grader: Grades; its limit is the number of tasks at once.
+        file: Where records go to.
+        repeat: How often to grade the reference, and no change.
+        tries: How often to try a grading that infrastructure fails.
+        clock: Seconds of a monotonic clock.
+        sleep: Waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        grader: Grader,
+        file: SelfTestFile,
+        *,
+        repeat: int = 2,
+        tries: int = 3,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._grader = grader
+        self._file = file
+        self._repeat = repeat
+        self._tries = tries
+        self._clock = clock
+        self._sleep = sleep
+
+    async def run(self, tasks: Iterable[Task]) -> AsyncIterator[Record]:
+        """Records in the order in which they come; each is in the file by then.
+
+        Raises:
+            OSError: the file can't be written.
+        """
+        waiting = iter(tasks)
+        running: set[asyncio.Task[Record]] = set()
+        try:
+            while True:
+                for task in itertools.islice(waiting, self._grader.limiter.limit - len(running)):
+                    running.add(asyncio.create_task(self._test(task)))
+                if not running:
+                    return
+                done, running = await asyncio.wait(running, return_when="FIRST_COMPLETED")
+                for one in done:
+                    record = one.result()
+                    self._file.add(record)
+                    yield record
+        finally:
+            for one in running:
+                one.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    async def _test(self, task: Task) -> Record:
+        began = self._clock()
+        try:
+            decision = await self._decide(task)
+        except FaultedError as error:
+            decision = undecided(error.fault)
+        return Record(
+            task_id=task.task_id,
+            digest=task_digest(task),
+            repeat=self._repeat,
+            decision=decision,
+            wall_s=self._clock() - began,
+        )
+
+    async def _decide(self, task: Task) -> Decision:
+        if task.reference is None:
+            return decide([], [])
+        gold, empty = [], []
+        for number in range(self._repeat):
+            gold.append(await self._grade(task, self._grader.grade_reference, f"gold-{number}"))
+            empty.append(await self._grade(task, self._grader.grade_untouched, f"empty-{number}"))
+        return decide(gold, empty)
+
+    async def _grade(self, task: Task, grade: Callable[..., Awaitable[Grade]], name: str) -> Run:
+        for number in range(1, self._tries + 1):
+            try:
+                return _run_of(await grade(task, attempt=f"{task.task_id}/{name}/{number}"))
+            except ServiceError as error:
+                if error.metadata.get(FAULT_CAUSE_KEY) == "TASK":
+                    return _broken(error)
+                if number == self._tries or error.reason in _HOPELESS:
+                    raise FaultedError(_fault_of(error)) from error
+                pause_s = min(_FIRST_PAUSE_S * 2 ** (number - 1), _LONGEST_PAUSE_S)
+                await self._sleep(max(pause_s, error.retry_after_s or 0.0))
+        raise AssertionError("a grading is tried at least once")
+
+
+def _run_of(grade: Grade) -> Run:
+    return Run(
+        verdict=grade.verdict,
+        reason=grade.reason,
+        detail=grade.detail,
+        statuses={test.name: test.status for test in grade.tests if test.required},
+    )
+
+
+def _broken(error: ServiceError) -> Run:
+    """Of a task that its own reference does not pass, which an agent's grading calls a fault."""
+    reason = GradeReason(error.metadata.get(GRADE_REASON_KEY, GradeReason.TESTS_ABORTED))
+    return Run(verdict=Verdict.UNSOLVED, reason=reason, detail=error.message)
+
+
+def _fault_of(error: ServiceError) -> Fault:
+    return Fault(
+        cause=error.metadata.get(FAULT_CAUSE_KEY, "GRADER"),
+        stage=error.metadata.get(STAGE_KEY, ""),
+        message=error.message,
+    )

@@ -1,0 +1,104 @@
+"""`tailrace tasks selftest`: a table, a file that task sets read, exit codes; goes on by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from swe_eval import EvalConfig, HarborSetConfig, open_task_sets
+from swe_eval.generate import make_task, to_harbor
+from swe_eval.tasks.selftest_file import read_records
+from tailrace_cli.cli import app
+from tailrace_cli.selftest import sandbox_alone
+from tailrace_cli.stack import load_stack
+from tailrace_cli.stack.files import LOCAL_STACK
+from typer.testing import CliRunner
+
+MADE = [make_task("train", number) for number in range(2)]
+GOOD, BAD = (f"tailrace/{made.task_id}" for made in MADE)
+
+
+def selftest(*arguments: str | Path) -> tuple[int, str, str]:
+    command = ["tasks", "selftest", "--environment", "tree", *map(str, arguments)]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    if done.exception and not isinstance(done.exception, SystemExit):
+        raise done.exception
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A good task, and one whose solution does nothing."""
+    for made in MADE:
+        to_harbor(made, tmp_path / "tasks")
+    (tmp_path / "tasks" / MADE[1].task_id / "solution" / "gold.patch").write_text("")
+    return tmp_path / "tasks"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="sandboxes of the local back-end need root")
+def test_tasks_are_tested_once_and_the_bad_ones_can_be_left_out(
+    folder: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out" / "selftest.jsonl"
+    code, output, _ = selftest(folder, "--out", out)
+    assert code == 1
+    lines = [line.split(maxsplit=2) for line in output.splitlines()]
+    assert [BAD, "quarantined", "gold_unsolved: empty_diff: nothing was changed"] in [
+        [part.strip() for part in line] for line in lines
+    ]
+    last = f"2 tasks: 1 kept, 1 quarantined, 0 not known for faults; {out}"
+    assert output.splitlines()[-1] == last
+    config = HarborSetConfig(name="mine", path=folder, environment="tree", quarantine=out)
+    (served,) = open_task_sets([config]).task_sets
+    assert [ref.task_id for ref in served.refs(0, 9)] == [GOOD]
+    # Nothing is left to be tested: no sandbox service is asked, and this one is none.
+    code, output, _ = selftest(folder, "--out", out, "--sandbox", "127.0.0.1:9", "--json")
+    found = json.loads(output)
+    assert (code, found["kept"], found["faults"]) == (1, [GOOD], [])
+    assert [r["findings"][0]["flaw"] for r in found["quarantined"]] == ["gold_unsolved"]
+    # Mended, it is another task, and a task that can't be read counts as wrong input.
+    to_harbor(MADE[1], tmp_path / "mended")
+    (tmp_path / "mended" / "broken").mkdir()
+    (tmp_path / "mended" / "broken" / "task.toml").write_text('version = "3.0"\n')
+    code, output, _ = selftest(tmp_path / "mended", "--out", out, "--json")
+    found = json.loads(output)
+    assert (code, found["kept"]) == (2, [BAD])
+    assert [problem["task"] for problem in found["problems"]] == ["broken"]
+    assert {r.decision.outcome for r in read_records(out).values()} == {"kept"}
+
+
+def test_a_service_that_is_not_there_is_told_at_once(folder: Path, tmp_path: Path) -> None:
+    code, output, message = selftest(folder, "--out", tmp_path / "f", "--sandbox", "127.0.0.1:9")
+    assert (code, output) == (1, "")
+    assert "127.0.0.1:9" in message
+    assert read_records(tmp_path / "f") == {}
+
+
+def test_wrong_input_is_one_message(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("a note\n")
+    for arguments, words in (
+        ([], "name paths to tasks, or a set by --task-set"),
+        ([folder, "--task-set", "train"], "not both"),
+        (["--task-set", "nope"], "no set 'nope'; the stack has: train, heldout"),
+        ([tmp_path / "absent"], "is not there"),
+        ([folder, "--sandbox", "nowhere"], "--sandbox: "),
+        ([folder, "--environment", "docker"], "--environment: expected auto, tree, image"),
+        ([folder, "--out", tmp_path / "notes"], "notes:1: found b'a note'"),
+        ([folder, "--set", "eval.grading.conurrency=3"], "grading.conurrency"),
+    ):
+        code, output, message = selftest(*arguments)
+        assert (code, output) == (2, ""), arguments
+        assert words in message
+
+
+def test_the_service_it_starts_is_the_stacks_own_at_another_place(tmp_path: Path) -> None:
+    stack = load_stack(LOCAL_STACK, settings=["sandbox.limits.sandboxes=7"])
+    alone = sandbox_alone(stack, "sandbox", "127.0.0.1:1234", tmp_path)
+    (process,) = alone.processes
+    assert process.target == "127.0.0.1:1234"
+    assert process.config["server"]["bind"] == "127.0.0.1:1234"
+    assert process.config["limits"] == {"sandboxes": 7}
+    assert process.config["state_dir"].startswith(str(tmp_path))
+    assert EvalConfig.model_validate(stack.processes[1].config).task_sets[0].name == "train"
