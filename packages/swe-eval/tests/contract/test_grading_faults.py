@@ -87,7 +87,12 @@ class Wire:
 
 @pytest.mark.parametrize(
     ("call", "stage"),
-    [("create", "START_SANDBOX"), ("apply_patch", "APPLY_DIFF"), ("run", "RUN_TESTS")],
+    [
+        ("create", "START_SANDBOX"),
+        ("apply_patch", "APPLY_DIFF"),
+        ("write_files", "RUN_TESTS"),
+        ("run", "RUN_TESTS"),
+    ],
 )
 async def test_a_cut_network_is_a_fault_with_its_stage_and_the_diff_is_graded_again(
     sandbox_target: str, call: str, stage: str
@@ -116,25 +121,61 @@ async def test_a_sandbox_that_dies_is_replaced_without_the_agent(
     sandbox_target: str, call: str
 ) -> None:
     async with hosted(sandbox_target) as host:
-        lose_once(host, call)
+        lose(host, call, times=1)
         found = await Grader(host, GradingConfig()).grade(task(), GOLD, attempt="a")
     assert found.verdict is Verdict.SOLVED, found
 
 
-def lose_once(host: SandboxHost, call: str) -> None:
-    """Ends the first sandbox right before a call on it, or a moment after it for a run."""
+@pytest.mark.parametrize(
+    ("call", "stage"),
+    [("apply_patch", "APPLY_DIFF"), ("write_files", "RUN_TESTS"), ("run", "RUN_TESTS")],
+)
+async def test_sandboxes_that_die_again_and_again_are_a_fault_and_no_verdict(
+    sandbox_target: str, call: str, stage: str
+) -> None:
+    async with hosted(sandbox_target) as host:
+        whole = getattr(host, call)
+        lose(host, call, times=3)
+        grader = Grader(host, GradingConfig(retries=2))
+        with pytest.raises(ServiceError) as caught:
+            await grader.grade(task(), GOLD, attempt="a")
+        assert caught.value.metadata["fault_cause"] == "SANDBOX"
+        assert caught.value.metadata["grading_stage"] == stage
+        setattr(host, call, whole)
+        assert (await grader.grade(task(), GOLD, attempt="a")).verdict is Verdict.SOLVED
+
+
+@pytest.mark.parametrize("solved", [True, False], ids=["gold", "wrong"])
+async def test_a_sandbox_that_dies_in_the_midst_of_the_tests_is_replaced(
+    sandbox_target: str, solved: bool
+) -> None:
+    code = "import time\ntime.sleep(0.5)" + ("" if solved else "\n1 / 0")
+    async with hosted(sandbox_target) as host:
+        lose(host, "run", times=1, after_s=0.2)
+        found = await Grader(host, GradingConfig()).grade(task(), adding(code), attempt="a")
+    assert (found.verdict is Verdict.SOLVED) == solved, found
+    assert found.reason in {"", "tests_failed"}
+
+
+def lose(host: SandboxHost, call: str, *, times: int, after_s: float = 0.0) -> None:
+    """Ends the first sandboxes right before a call on them, or in the midst of it."""
     working: Callable[..., Any] = getattr(host, call)
     sandboxes: dict[str, Any] = host._sandboxes  # type: ignore[attr-defined]
-    lost = False
+    lost = 0
 
-    async def lose(sandbox_id: str, *args: Any, **kwargs: Any) -> Any:
+    async def lossy(sandbox_id: str, *args: Any, **kwargs: Any) -> Any:
         nonlocal lost
-        if not lost:
-            lost = True
+        lost += 1
+        if lost > times:
+            return await working(sandbox_id, *args, **kwargs)
+        if not after_s:
             await sandboxes[sandbox_id].destroy()
-        return await working(sandbox_id, *args, **kwargs)
+        called = asyncio.create_task(working(sandbox_id, *args, **kwargs))
+        await asyncio.sleep(after_s)
+        await sandboxes[sandbox_id].destroy()
+        return await called
 
-    setattr(host, call, lose)
+    setattr(host, call, lossy)
 
 
 async def test_a_task_without_an_image_to_be_had_is_a_fault_of_the_image(

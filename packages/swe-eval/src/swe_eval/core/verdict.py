@@ -52,6 +52,8 @@ class GradeReason(StrEnum):
     """Every test passed, and so did one that was altered to fail with any right program."""
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DISK = "out_of_disk"
+    """The diff left no room for the tests."""
     REWARD_BELOW_ONE = "reward_below_one"
     """A Harbor verifier wrote a reward below 1."""
     NO_REWARD = "no_reward"
@@ -65,6 +67,7 @@ class RunEnd(StrEnum):
     ABORTED = "aborted"
     TIMEOUT = "timeout"
     OUT_OF_MEMORY = "out_of_memory"
+    OUT_OF_DISK = "out_of_disk"
     TAMPERED = "tampered"
 
 
@@ -92,6 +95,7 @@ class Judgement:
 _ENDINGS_TO_CHECK = {
     RunEnd.TIMEOUT: GradeReason.TIMEOUT,
     RunEnd.OUT_OF_MEMORY: GradeReason.OUT_OF_MEMORY,
+    RunEnd.OUT_OF_DISK: GradeReason.OUT_OF_DISK,
     RunEnd.ABORTED: GradeReason.TESTS_ABORTED,
 }
 
@@ -140,7 +144,7 @@ def judge_reward(reward: float | None, *, end: RunEnd) -> Judgement:
 
     Args:
         reward: None when no readable reward was left.
-        end: FINISHED, TIMEOUT or OUT_OF_MEMORY.
+        end: FINISHED, TIMEOUT, OUT_OF_MEMORY or OUT_OF_DISK.
     """
     if end in _ENDINGS_TO_CHECK:
         return Judgement(

@@ -8,6 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from service_kit.errors import Reason, ServiceError
+
 from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
 from swe_eval.grading.controls import Control, make_control, make_line_control
 from swe_eval.grading.host import CommandResult, SandboxHost
@@ -22,6 +24,7 @@ from swe_eval.grading.log_run import LOG_FILE, MAX_LOG_BYTES, RUN_LOGGED, judge_
 from swe_eval.grading.runner import SEAL_BYTES
 from swe_eval.tasks.task import (
     FileTree,
+    Grader,
     LogGrader,
     Reference,
     ScriptGrader,
@@ -72,14 +75,7 @@ class Trial:
         self, task: Task, sandbox_id: str, *, required: tuple[str, ...] | None = None
     ) -> Observation:
         """Runs the task's grader. `required` narrows the tests of all but a `ScriptGrader`."""
-        if isinstance(task.grader, TestGrader):
-            tests = task.grader.required if required is None else required
-            packed = self._packed(task, task.grader, tests)
-            return await self._run_tests(task.grader, tests, packed, sandbox_id)
-        if isinstance(task.grader, LogGrader):
-            tests = task.grader.required if required is None else required
-            return await self._run_logged(task.grader, tests, sandbox_id)
-        return await self._run_script(task, task.grader, sandbox_id)
+        return await self._run(task, task.grader, required, sandbox_id)
 
     def control_of(self, task: Task, *, blind: Collection[str]) -> Control | None:
         """Draws an altered form of the task's tests; None where there can't be one."""
@@ -100,20 +96,30 @@ class Trial:
 
     async def run_altered(self, task: Task, control: Control, sandbox_id: str) -> Observation:
         """Runs altered tests as `run` does the real ones."""
-        grader = task.grader
-        if isinstance(grader, TestGrader):
-            altered = replace(grader, files=control.files)
-            packed = pack_job(altered, altered.required, workdir=task.environment.workdir)
-            return await self._run_tests(altered, altered.required, packed, sandbox_id)
-        if isinstance(grader, LogGrader):
-            logged = replace(grader, script=control.files[_LOGGED_SCRIPT])
-            return await self._run_logged(logged, logged.required, sandbox_id)
-        changed = {
-            path: replace(grader.files[path], content=text.encode("utf-8", "surrogateescape"))
-            for path, text in control.files.items()
-        }
-        script = replace(grader, files={**grader.files, **changed})
-        return await self._run_script(task, script, sandbox_id)
+        return await self._run(task, _altered(task.grader, control), None, sandbox_id)
+
+    async def _run(
+        self, task: Task, grader: Grader, required: tuple[str, ...] | None, sandbox_id: str
+    ) -> Observation:
+        tests: tuple[str, ...] = ()
+        if not isinstance(grader, ScriptGrader):
+            tests = grader.required if required is None else required
+        try:
+            if isinstance(grader, TestGrader):
+                packed = self._packed(task, grader, tests)
+                return await self._run_tests(grader, tests, packed, sandbox_id)
+            if isinstance(grader, LogGrader):
+                return await self._run_logged(grader, tests, sandbox_id)
+            return await self._run_script(task, grader, sandbox_id)
+        except ServiceError as error:
+            if error.reason is not Reason.TOO_LARGE:
+                raise
+            # The tests found no room: whose doing that is, a run of the reference shows.
+            end = RunEnd.OUT_OF_DISK
+            full = judge(required=tests, statuses={}, end=end) if tests else None
+            return Observation(
+                judgement=full or judge_reward(None, end=end), detail=error.message, log_tail=""
+            )
 
     async def solve(self, task: Task, reference: Reference, sandbox_id: str) -> None:
         """Puts the reference solution into a pristine sandbox."""
@@ -189,6 +195,8 @@ class Trial:
         return b"".join(parts).decode("utf-8", "replace")
 
     def _packed(self, task: Task, grader: TestGrader, tests: tuple[str, ...]) -> bytes:
+        if grader is not task.grader:  # altered tests, which no other run has
+            return pack_job(grader, tests, workdir=task.environment.workdir)
         key = (task.task_id, len(tests))
         known = self._jobs.get(key)
         if known is None or known[0] is not grader:
@@ -240,6 +248,18 @@ class Trial:
             timeout_s=wall_s,
             max_output_bytes=2 * self.log_bytes,
         )
+
+
+def _altered(grader: Grader, control: Control) -> Grader:
+    if isinstance(grader, TestGrader):
+        return replace(grader, files=control.files)
+    if isinstance(grader, LogGrader):
+        return replace(grader, script=control.files[_LOGGED_SCRIPT])
+    changed = {
+        path: replace(grader.files[path], content=text.encode("utf-8", "surrogateescape"))
+        for path, text in control.files.items()
+    }
+    return replace(grader, files={**grader.files, **changed})
 
 
 def _end_of(result: CommandResult) -> RunEnd:
