@@ -26,8 +26,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import compileall
-import importlib.util
 import json
 import os
 import shutil
@@ -49,6 +47,7 @@ from sandbox_client import SandboxClient
 from sandbox_client.backends.local.host import base_python
 from sandbox_client.testing.dockerd import dockerd_missing, running_dockerd
 from sandbox_client.testing.host_image import write_host_image
+from sandbox_client.testing.packages import copy_pytest
 from sandbox_client.testing.service import RunningService
 from service_kit.channel import ChannelConfig
 from swe_eval.config import GradingConfig
@@ -63,7 +62,6 @@ from swe_eval.tasks.task import Task, TestGrader, TestRunner
 IMAGE = "grading:latest"
 SPREAD_OF_TASKS = 7
 """Neighbours in the generator share a repository."""
-PYTEST = ("_pytest", "iniconfig", "packaging", "pluggy", "pygments", "pytest")
 OPTIONS = ("-q", "-p", "no:cacheprovider")
 ENVIRON = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 # $1 is the task's folder, the rest the tests; the diff comes by standard input.
@@ -194,16 +192,6 @@ def rival(
 # -- what they work with
 
 
-def write_packages(folder: Path) -> None:
-    """Copies this interpreter's pytest, with its byte code."""
-    for name in PYTEST:
-        found = importlib.util.find_spec(name)
-        assert found is not None
-        assert found.origin is not None
-        shutil.copytree(Path(found.origin).parent, folder / name)
-    compileall.compile_dir(folder, quiet=1)
-
-
 def write_repositories(folder: Path, made: Sequence[GeneratedTask]) -> None:
     for task in made:
         for kind, files in (("repositories", task.files), ("hidden", task.hidden_tests)):
@@ -236,7 +224,7 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> tuple[Samples, boo
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     folder.chmod(0o755)
     packages = folder / "packages"
-    write_packages(packages)
+    copy_pytest(packages)
     made = [make_task("train", number * SPREAD_OF_TASKS) for number in range(options.tasks)]
     write_repositories(folder, made)
     every = [job for task in made for job in jobs_of(task)]

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 import pytest_asyncio
 from sandbox_client import Command, EnvironmentRef, FileContent, SandboxClient
+from sandbox_client.testing.packages import copy_pytest
 from service_kit.channel import ChannelConfig, open_channel
 from service_kit.errors import FailedPrecondition, NotFound, Reason, ServiceError
 from service_kit.server import ServerConfig
@@ -246,19 +246,6 @@ def make_shop(tmp_path: Path) -> Callable[..., Task]:
         )
 
     return make
-
-
-def copy_pytest(folder: Path) -> None:
-    """Gives the sandboxes' interpreter this one's pytest."""
-    for name in ("_pytest", "iniconfig", "packaging", "pluggy", "py", "pygments", "pytest"):
-        found = importlib.util.find_spec(name)
-        assert found is not None
-        assert found.origin is not None
-        source = Path(found.origin)
-        if source.name == "__init__.py":
-            shutil.copytree(source.parent, folder / name)
-        else:
-            shutil.copy(source, folder / source.name)
 
 
 @pytest.fixture(scope="session")

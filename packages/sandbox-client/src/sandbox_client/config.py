@@ -64,6 +64,7 @@ DEFAULT_PRELOAD = [
     "os",
     "pathlib",
     "pprint",
+    "pytest",
     "queue",
     "random",
     "re",
@@ -260,7 +261,8 @@ class LocalConfig(OnHostConfig):
     inside shell commands too. Without it such programs start a fresh interpreter."""
 
     preload: tuple[str, ...] = tuple(DEFAULT_PRELOAD)
-    """Standard modules that warm Python has at hand."""
+    """Modules that warm Python has at hand: standard ones, and packages of `site_packages` that
+    programs often start with. Those not there are left out. The fork-server imports them."""
 
     seccomp: bool = True
     """Filter system calls that no command needs (x86_64 and aarch64)."""

@@ -2,10 +2,15 @@
 """A program run by the warm interpreter behaves as under a fresh one, to the last byte it prints."""
 
 import re
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from sandbox_client import EnvironmentTree, FileContent, Sandbox, SandboxClient
+from sandbox_client.testing.backends import BackendUnderTest
+from sandbox_client.testing.packages import copy_pytest
+from sandbox_client.testing.service import RunningService
 
 # Programs with their command lines; each runs both ways, in folders that are alike.
 SCRIPTS: dict[str, str] = {
@@ -103,6 +108,13 @@ SCRIPTS: dict[str, str] = {
     "broken_stdout": "import sys\nsys.stdout.close()\n",
     "future": "from __future__ import annotations\nx: undefined = 1\nprint(__annotations__)",
     "dis": "import dis\ndis.dis(lambda: 1)",
+    "after_pytest": "import pytest, sys\nprint(sorted(m for m in sys.modules if 'pytest' in m))\n"
+    "import linecache, logging, os, tempfile, threading, warnings\n"
+    "print(tempfile.tempdir, linecache.cache, logging.root.handlers, sorted(os.environ), sys.path)\n"
+    "print(getattr(sys, 'last_value', None), sys.excepthook, sys.unraisablehook)\n"
+    "print(threading.excepthook, [str(f) for f in warnings.filters])",
+    "runs_pytest": "import pytest, sys\nprint(pytest.main(['-q', '-p', 'no:cacheprovider', 'test_by_pytest.py']))\n"
+    "print([m for m in sys.modules if 'prewarm' in m])",
     "code_name": "import sys\nprint(sys._getframe().f_code.co_filename, sys._getframe().f_code.co_name)",
 }  # fmt: skip
 FILES = {
@@ -113,6 +125,40 @@ FILES = {
     "dir/__main__.py": "print('folder', __name__, __file__)\n",
     "test_found.py": "import unittest\n\n\nclass T(unittest.TestCase):\n    def test(self): ...\n",
 }
+BY_PYTEST = """\
+import logging, warnings
+import pytest
+
+
+@pytest.fixture(params=[1, 2])
+def number(request, tmp_path, monkeypatch):
+    monkeypatch.setenv("NUMBER", str(request.param))
+    yield request.param
+    print("over", tmp_path.exists())
+
+
+def test_right(number, capsys):
+    print("seen")
+    assert capsys.readouterr().out == "seen\\n" and number
+
+
+class TestMore:
+    def test_wrong(self, caplog):
+        logging.warning("careful")
+        assert [1, {"a": 2}] == [1, {"a": 3}], caplog.messages
+
+    @pytest.mark.skip(reason="why")
+    def test_skipped(self): ...
+
+    @pytest.mark.xfail
+    def test_expected(self):
+        warnings.warn("old", DeprecationWarning)
+        raise ValueError("broken")
+
+
+def test_error(missing): ...
+"""
+FILES["test_by_pytest.py"] = BY_PYTEST
 SHADOWS = {"random.py": "MINE = 1\n", "shadowed.py": SCRIPTS["shadowed"]}
 COMMAND_LINES = [
     "PY nosuch.py",
@@ -131,6 +177,10 @@ COMMAND_LINES = [
     "PY -m nosuch",
     "PY -m unittest test_found",
     "PY -m unittest -v test_found.T.test",
+    "PY -m pytest -p no:cacheprovider test_by_pytest.py",
+    "PY -m pytest -v -rA -p no:cacheprovider test_by_pytest.py::TestMore",
+    "PY -m pytest -q -p no:cacheprovider test_found.py",
+    "PY -m pytest --version; PY -m pytest --no-such-option; PY -m pytest no_such_file.py",
     "PY -m json.tool < data.json",
     "PY -m timeit -n 1 -r 1 pass > /dev/null",
     "PY - a < run_argv.py",
@@ -152,6 +202,19 @@ COMMAND_LINES = [
     "echo typed | PY run_stdin.py",
     "bash -c 'PY <(echo \"print(3)\") one'",
 ]
+
+
+@pytest.fixture(scope="module")
+def service(backend: BackendUnderTest) -> Iterator[RunningService]:
+    """One whose sandboxes have pytest, which runs warm too."""
+    with tempfile.TemporaryDirectory(prefix="sandbox-service-") as folder:
+        packages = Path(folder) / "packages"
+        copy_pytest(packages)
+        settings = ("sandbox.inodes=16384", f"local.site_packages={packages}")
+        running = backend.service(Path(folder), *settings)
+        running.start()
+        yield running
+        assert running.stop() == 0, running.log.read_text()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ def write_host_image(
     *,
     programs: Sequence[str] = tuple(_PROGRAMS.split()),
     python: bool = True,
-    files: Mapping[str, str] = MappingProxyType({}),
+    files: Mapping[str, str | bytes] = MappingProxyType({}),
 ) -> None:
     """Writes a tar: programs of this host with their libraries, and Python at /opt/python.
 
@@ -48,15 +48,15 @@ def write_host_image(
         out: where to.
         programs: names to look for on this host's PATH; what is not there is left out.
         python: with this interpreter and its standard library.
-        files: further files: path without the leading slash -> text.
+        files: further files: path without the leading slash -> content.
     """
     with tarfile.open(fileobj=out, mode="w") as tar:
         for folder in _FOLDERS.split():
             _add_folder(tar, folder)
         for name in ("bin", "sbin", "lib", "lib64"):
             _add_link(tar, name, f"usr/{name}")
-        for path, text in {**_ETC, **files}.items():
-            _add_text(tar, path, text)
+        for path, content in {**_ETC, **files}.items():
+            _add_file(tar, path, content)
         binaries = [Path(found) for name in programs if (found := which(name))]
         for binary in binaries:
             tar.add(os.path.realpath(binary), f"usr/bin/{binary.name}")
@@ -112,7 +112,8 @@ def _add_link(tar: tarfile.TarFile, path: str, target: str) -> None:
     tar.addfile(info)
 
 
-def _add_text(tar: tarfile.TarFile, path: str, text: str) -> None:
+def _add_file(tar: tarfile.TarFile, path: str, content: str | bytes) -> None:
+    data = content.encode() if isinstance(content, str) else content
     info = tarfile.TarInfo(path)
-    info.size, info.mode = len(text), 0o755 if text.startswith("#!") else 0o644
-    tar.addfile(info, io.BytesIO(text.encode()))
+    info.size, info.mode = len(data), 0o755 if data.startswith(b"#!") else 0o644
+    tar.addfile(info, io.BytesIO(data))

@@ -45,13 +45,15 @@ class Registry:
     def add(
         self,
         name: str,
-        files: Mapping[str, str],
+        files: Mapping[str, str | bytes],
         environ: Sequence[str] = (),
         programs: Sequence[str] = ("sh", "cat", "ls", "sed", "stat", "env"),
+        *,
+        python: bool = False,
     ) -> str:
         """Offers an image with some files and programs of this host; returns its reference."""
         layer = io.BytesIO()
-        write_host_image(layer, programs=programs, python=False, files=files)
+        write_host_image(layer, programs=programs, python=python, files=files)
         packed = gzip.compress(layer.getvalue(), 1)
         config = {
             "architecture": _ARCHITECTURES[platform.machine()],
