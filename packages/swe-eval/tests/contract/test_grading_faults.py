@@ -85,64 +85,88 @@ class Wire:
             writer.transport.abort()
 
 
-@pytest.mark.parametrize(
-    ("call", "stage"),
-    [
-        ("create", "START_SANDBOX"),
-        ("apply_patch", "APPLY_DIFF"),
-        ("write_files", "RUN_TESTS"),
-        ("run", "RUN_TESTS"),
-    ],
-)
+# Which call fails, of how many, when what is graded; and the stage that it belongs to.
+MOMENTS = [
+    ("create", 1, "gold", "START_SANDBOX"),
+    ("apply_patch", 1, "gold", "APPLY_DIFF"),
+    ("write_files", 1, "gold", "RUN_TESTS"),
+    ("run", 1, "gold", "RUN_TESTS"),
+    ("create", 2, "gold", "START_SANDBOX"),
+    ("apply_patch", 2, "gold", "APPLY_DIFF"),
+    ("run", 2, "gold", "RUN_CONTROL"),
+    ("apply_patch", 2, "aborts", "RUN_REFERENCE"),
+    ("run", 2, "aborts", "RUN_REFERENCE"),
+]
+at_each_moment = pytest.mark.parametrize(("call", "nth", "work", "stage"), MOMENTS)
+
+
+def diff_and_verdict(work: str) -> tuple[bytes, Verdict]:
+    """`aborts`: the tests come to no end, and a run of the reference has to tell why."""
+    if work == "gold":
+        return GOLD, Verdict.SOLVED
+    return adding("import os\nos._exit(3)"), Verdict.UNSOLVED
+
+
+@at_each_moment
 async def test_a_cut_network_is_a_fault_with_its_stage_and_the_diff_is_graded_again(
-    sandbox_target: str, call: str, stage: str
+    sandbox_target: str, call: str, nth: int, work: str, stage: str
 ) -> None:
+    diff, verdict = diff_and_verdict(work)
     wire = Wire(sandbox_target)
     async with AsyncExitStack() as stack:
         host = await stack.enter_async_context(hosted(await wire.open()))
         working = getattr(host, call)
+        calls = 0
 
         async def cut(*args: Any, **kwargs: Any) -> Any:
-            wire.cut()
+            nonlocal calls
+            calls += 1
+            if calls == nth:
+                wire.cut()
             return await working(*args, **kwargs)
 
         setattr(host, call, cut)
         with pytest.raises(ServiceError) as caught:
-            await Grader(host, GradingConfig()).grade(task(), GOLD, attempt="a")
+            await Grader(host, GradingConfig()).grade(task(), diff, attempt="a")
         assert caught.value.metadata["fault_cause"] in {"NETWORK", "DEADLINE"}
         assert caught.value.metadata["grading_stage"] == stage
         whole = await stack.enter_async_context(hosted(sandbox_target))
-        again = await Grader(whole, GradingConfig()).grade(task(), GOLD, attempt="a")
-        assert again.verdict is Verdict.SOLVED
+        again = await Grader(whole, GradingConfig()).grade(task(), diff, attempt="a")
+        assert again.verdict is verdict
 
 
-@pytest.mark.parametrize("call", ["apply_patch", "write_files", "run"])
-async def test_a_sandbox_that_dies_is_replaced_without_the_agent(
-    sandbox_target: str, call: str
-) -> None:
-    async with hosted(sandbox_target) as host:
-        lose(host, call, times=1)
-        found = await Grader(host, GradingConfig()).grade(task(), GOLD, attempt="a")
-    assert found.verdict is Verdict.SOLVED, found
-
-
-@pytest.mark.parametrize(
-    ("call", "stage"),
-    [("apply_patch", "APPLY_DIFF"), ("write_files", "RUN_TESTS"), ("run", "RUN_TESTS")],
+with_a_sandbox = pytest.mark.parametrize(
+    ("call", "nth", "work", "stage"), [moment for moment in MOMENTS if moment[0] != "create"]
 )
-async def test_sandboxes_that_die_again_and_again_are_a_fault_and_no_verdict(
-    sandbox_target: str, call: str, stage: str
+
+
+@with_a_sandbox
+async def test_a_sandbox_that_dies_is_replaced_without_the_agent(
+    sandbox_target: str, call: str, nth: int, work: str, stage: str
 ) -> None:
+    diff, verdict = diff_and_verdict(work)
+    async with hosted(sandbox_target) as host:
+        lose(host, call, {nth})
+        found = await Grader(host, GradingConfig()).grade(task(), diff, attempt="a")
+    assert found.verdict is verdict, found
+
+
+@with_a_sandbox
+async def test_sandboxes_that_die_again_and_again_are_a_fault_and_no_verdict(
+    sandbox_target: str, call: str, nth: int, work: str, stage: str
+) -> None:
+    diff, verdict = diff_and_verdict(work)
     async with hosted(sandbox_target) as host:
         whole = getattr(host, call)
-        lose(host, call, times=3)
+        # A grading that begins anew comes to the same moment after as many calls.
+        lose(host, call, {nth, 2 * nth, 3 * nth})
         grader = Grader(host, GradingConfig(retries=2))
         with pytest.raises(ServiceError) as caught:
-            await grader.grade(task(), GOLD, attempt="a")
+            await grader.grade(task(), diff, attempt="a")
         assert caught.value.metadata["fault_cause"] == "SANDBOX"
         assert caught.value.metadata["grading_stage"] == stage
         setattr(host, call, whole)
-        assert (await grader.grade(task(), GOLD, attempt="a")).verdict is Verdict.SOLVED
+        assert (await grader.grade(task(), diff, attempt="a")).verdict is verdict
 
 
 @pytest.mark.parametrize("solved", [True, False], ids=["gold", "wrong"])
@@ -151,22 +175,22 @@ async def test_a_sandbox_that_dies_in_the_midst_of_the_tests_is_replaced(
 ) -> None:
     code = "import time\ntime.sleep(0.5)" + ("" if solved else "\n1 / 0")
     async with hosted(sandbox_target) as host:
-        lose(host, "run", times=1, after_s=0.2)
+        lose(host, "run", {1}, after_s=0.2)
         found = await Grader(host, GradingConfig()).grade(task(), adding(code), attempt="a")
     assert (found.verdict is Verdict.SOLVED) == solved, found
     assert found.reason in {"", "tests_failed"}
 
 
-def lose(host: SandboxHost, call: str, *, times: int, after_s: float = 0.0) -> None:
-    """Ends the first sandboxes right before a call on them, or in the midst of it."""
+def lose(host: SandboxHost, call: str, numbers: set[int], *, after_s: float = 0.0) -> None:
+    """Ends sandboxes right before the calls of these numbers, or in the midst of them."""
     working: Callable[..., Any] = getattr(host, call)
     sandboxes: dict[str, Any] = host._sandboxes  # type: ignore[attr-defined]
-    lost = 0
+    calls = 0
 
     async def lossy(sandbox_id: str, *args: Any, **kwargs: Any) -> Any:
-        nonlocal lost
-        lost += 1
-        if lost > times:
+        nonlocal calls
+        calls += 1
+        if calls not in numbers:
             return await working(sandbox_id, *args, **kwargs)
         if not after_s:
             await sandboxes[sandbox_id].destroy()

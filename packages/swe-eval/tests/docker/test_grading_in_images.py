@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,8 +60,7 @@ def start_service(dockerd: Dockerd, tmp_path: Path) -> Iterator[StartService]:
     with contextlib.ExitStack() as running:
 
         def start(*settings: str) -> str:
-            folder = tmp_path / f"service-{len(settings)}"
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(dir=tmp_path))
             service = RunningService(
                 folder,
                 "backend=docker",
@@ -116,7 +116,7 @@ async def test_a_used_up_pull_budget_is_a_fault_of_the_quota_and_the_diff_is_gra
     async with hosted(target, start_timeout_s=1.0) as host:
         assert await fault_of(host, second) == ("START_SANDBOX", "QUOTA")
     assert registry.pulls["two"] == 0
-    async with hosted(start_service("docker.image_pulls_per_hour=9", "limits.snapshots=9")) as host:
+    async with hosted(start_service("docker.image_pulls_per_hour=9")) as host:
         grade = await Grader(host, GradingConfig()).grade(task_in(second), GOLD, attempt="a")
         assert grade.verdict is Verdict.SOLVED, grade
 

@@ -67,6 +67,11 @@ def test_tasks_are_tested_once_and_the_bad_ones_can_be_left_out(
     assert (code, found["kept"]) == (2, [BAD])
     assert [problem["task"] for problem in found["problems"]] == ["broken"]
     assert {r.decision.outcome for r in read_records(out).values()} == {"kept"}
+    # A set of the stack's EvalService, tested with the set's own limits.
+    few = 'eval.task_sets=[{kind="generated", name="few", count=2, first=2, test_wall_s=7.0}]'
+    code, output, _ = selftest("--task-set", "few", "--set", few, "--out", out, "--json")
+    kept = [make_task("train", number).task_id for number in (2, 3)]
+    assert (code, json.loads(output)["kept"]) == (0, kept)
 
 
 def test_a_service_that_is_not_there_is_told_at_once(folder: Path, tmp_path: Path) -> None:
