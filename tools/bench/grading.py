@@ -18,6 +18,8 @@ compared, not timed.)
 
 All have the same interpreter, pytest and byte code, and no plug-ins. `ratio_subprocess` and
 `ratio_docker` are of `ours.functions`, with every protection; `pytest.ratio_*` of `ours.pytest`.
+`*.cpu_ms` is the processor time of one grading, of all processes but docker's, and
+`*cpu_ratio_subprocess` compares it: on a machine that does other work at the time it says more.
 
 Usage: python tools/bench/grading.py [--rounds 5] [--tasks 4] [--at-once 2]   (as root)
 """
@@ -58,6 +60,11 @@ from swe_eval.grading.run import Grader
 from swe_eval.grading.sandboxes import ServiceHost
 from swe_eval.tasks.generated import from_generated
 from swe_eval.tasks.task import Task, TestGrader, TestRunner
+
+if __name__ == "__main__":  # run as a script: its neighbours come from tools/
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from bench.sandbox_attempt import children_cpu_s, own_cpu_s, ticks
 
 IMAGE = "grading:latest"
 SPREAD_OF_TASKS = 7
@@ -220,6 +227,14 @@ def start_docker(stack: ExitStack, folder: Path, packages: Path) -> list[str]:
 # -- together
 
 
+def cpu_s(service: RunningService) -> float:
+    """Processor seconds so far of this process and what it has run, and of the service's."""
+    children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
+    (fork_server,) = map(int, children)
+    own = own_cpu_s() + children_cpu_s() + ticks(service.pid, children=False)
+    return own + sum(ticks(fork_server, children=whose) for whose in (False, True))
+
+
 def measure(options: argparse.Namespace, stack: ExitStack) -> tuple[Samples, bool]:
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     folder.chmod(0o755)
@@ -255,8 +270,11 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> tuple[Samples, boo
     equal = True
     for number in range(options.rounds):
         for name, way in ways.items():
+            used = cpu_s(service)
             verdicts, seconds = way(timed)
             found[f"{name}.per_s"].append(len(timed) / seconds)
+            if name != "docker":
+                found[f"{name}.cpu_ms"].append((cpu_s(service) - used) * 1000 / len(timed))
             verdicts |= way(empty)[0]
             wrong = sorted(job for job in expected if verdicts[job] != expected[job])
             if wrong:
@@ -268,8 +286,11 @@ def measure(options: argparse.Namespace, stack: ExitStack) -> tuple[Samples, boo
 
 
 def ratios(figures: dict[str, float]) -> dict[str, float]:
-    """How many times more gradings a second than each rival."""
-    found = {}
+    """How many times more gradings a second, and less processor time, than each rival."""
+    found = {
+        f"{prefix}cpu_ratio_subprocess": figures["subprocess.cpu_ms"] / figures[f"{ours}.cpu_ms"]
+        for ours, prefix in (("ours.functions", ""), ("ours.pytest", "pytest."))
+    }
     for rival_name in ("subprocess", "docker"):
         theirs = figures.get(f"{rival_name}.per_s")
         for runner, prefix in ((TestRunner.FUNCTIONS, ""), (TestRunner.PYTEST, "pytest.")):
