@@ -36,3 +36,7 @@ class UnsupportedTaskError(MalformedTaskError):
 
 class TaskSetError(ValueError):
     """A configured task set can't be used at all, such as a folder that is not there."""
+
+
+class RepositoryError(ValueError):
+    """A repository that no tasks can be made from: not there, without tests, with failing ones."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import shutil
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from swe_eval.generate.task import GeneratedTask
 
-__all__ = ["HarborFolderExistsError", "harbor_files", "to_harbor"]
+__all__ = ["HarborFolderExistsError", "harbor_files", "to_harbor", "write_folder"]
 
 _DOCKERFILE = """\
 FROM python:3.11-slim
@@ -97,17 +98,28 @@ def to_harbor(task: GeneratedTask, folder: Path) -> Path:
     Raises:
         HarborFolderExistsError: It exists.
     """
-    target = folder / task.task_id
-    try:
-        target.mkdir(parents=True)
-    except FileExistsError as error:
+    files = {path: text.encode() for path, text in harbor_files(task).items()}
+    return write_folder(folder / task.task_id, files)
+
+
+def write_folder(target: Path, files: Mapping[str, bytes], executable: Collection[str] = ()) -> Path:
+    """Write a task directory, whole or not at all; scripts and `executable` files can be run.
+
+    Raises:
+        HarborFolderExistsError: It exists.
+    """
+    # No reader takes a hidden folder for a task, so one that was cut short does no harm.
+    partial = target.with_name(f".{target.name}.partial")
+    if target.exists():
         raise HarborFolderExistsError(
             f"{target} exists; choose another folder or remove it first"
-        ) from error
-    for path, text in harbor_files(task).items():
-        file = target / path
+        )
+    shutil.rmtree(partial, ignore_errors=True)
+    for path, content in files.items():
+        file = partial / path
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
-        if file.suffix == ".sh":
+        file.write_bytes(content)
+        if file.suffix == ".sh" or path in executable:
             file.chmod(0o755)
+    partial.rename(target)
     return target

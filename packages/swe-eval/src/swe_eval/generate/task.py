@@ -60,11 +60,17 @@ class GeneratedTask:
 def unified_patch(path: str, before: str, after: str) -> str:
     """A diff that `git apply` and `patch -p1` take, turning `before` into `after` at `path`."""
     lines = difflib.unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
+        _lines(before),
+        _lines(after),
         fromfile=f"a/{path}",
         tofile=f"b/{path}",
     )
     return f"diff --git a/{path} b/{path}\n" + "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
+
+
+def _lines(text: str) -> list[str]:
+    """As git counts them: `splitlines` also ends lines at form feeds and the like."""
+    *lines, last = text.split("\n")
+    return [*(f"{line}\n" for line in lines), *([last] if last else [])]

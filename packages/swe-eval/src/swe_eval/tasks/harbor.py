@@ -316,14 +316,14 @@ def _test_grader(config: Fields, tests: FileTree, wall_s: float) -> TestGrader |
             metadata.fail("fail_to_pass", "ids `path::test` of files in tests/hidden", name)
     if len(fail_to_pass) + len(pass_to_pass) > MAX_TESTS:
         metadata.fail("pass_to_pass", f"at most {MAX_TESTS} tests", f"{len(pass_to_pass)} more")
-    plain = plain_functions(files)
-    runner = (
-        TestRunner.FUNCTIONS
-        if plain.issuperset((*fail_to_pass, *pass_to_pass))
-        else TestRunner.PYTEST
+    plain = plain_functions(files).issuperset((*fail_to_pass, *pass_to_pass))
+    runner = metadata.choice(
+        "test_runner",
+        (TestRunner.FUNCTIONS if plain else TestRunner.PYTEST).value,
+        tuple(runner.value for runner in TestRunner),
     )
     return TestGrader(
-        runner=runner,
+        runner=TestRunner(runner),
         files=files,
         fail_to_pass=tuple(fail_to_pass),
         pass_to_pass=tuple(pass_to_pass),

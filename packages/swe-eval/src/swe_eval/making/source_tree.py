@@ -1,0 +1,196 @@
+"""Reads the repository that tasks are made from: a folder, or an archive of one."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import stat
+import tarfile
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from sandbox_client.environments import EnvironmentTree
+
+from swe_eval.errors import RepositoryError
+from swe_eval.grading.prepare import is_protected
+from swe_eval.tasks.task import FileTree, TreeFile
+
+__all__ = ["SourceTree", "matches", "read_repository"]
+
+MAX_BYTES = 32 * 1024 * 1024
+MAX_SOURCE_BYTES = 512 * 1024
+_LEFT_OUT = frozenset(
+    {
+        ".eggs",
+        ".git",
+        ".hg",
+        ".hypothesis",
+        ".mypy_cache",
+        ".nox",
+        ".pytest_cache",
+        ".ruff_cache",
+        ".svn",
+        ".tox",
+        ".venv",
+        "__pycache__",
+        "node_modules",
+        "venv",
+    }
+)
+_ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTree:
+    """A repository's files in memory."""
+
+    name: str
+    files: FileTree
+
+    @cached_property
+    def digest(self) -> str:
+        """Identity of the files."""
+        return self.environment_tree.digest
+
+    @property
+    def environment_tree(self) -> EnvironmentTree:
+        """The files as a sandbox takes them."""
+        return EnvironmentTree(
+            files={path: file.content for path, file in self.files.items()},
+            executable=frozenset(path for path, file in self.files.items() if file.executable),
+        )
+
+    @cached_property
+    def texts(self) -> Mapping[str, str]:
+        """The Python files that are UTF-8 text, by path in order."""
+        found = {}
+        for path, file in sorted(self.files.items()):
+            if path.endswith(".py"):
+                try:
+                    found[path] = file.content.decode("utf-8")
+                except UnicodeDecodeError:
+                    continue
+        return found
+
+    def sources(self, include: Collection[str], exclude: Collection[str]) -> list[str]:
+        """Files where bugs may go: those whose repair grading would not drop as one of tests."""
+        return [
+            path
+            for path, text in self.texts.items()
+            if not is_protected(path)
+            and len(text) <= MAX_SOURCE_BYTES
+            and (not include or matches(path, include))
+            and not matches(path, exclude)
+        ]
+
+
+def matches(path: str, globs: Collection[str]) -> bool:
+    """Whether a path, or a folder above it, matches one of the globs; `*` matches slashes too."""
+    above = [path, *(parent.as_posix() for parent in PurePosixPath(path).parents)]
+    return any(fnmatchcase(part, glob.rstrip("/")) for glob in globs for part in above)
+
+
+def read_repository(path: Path, name: str = "") -> SourceTree:
+    """Reads a folder, or an archive (`.tar.gz`, `.zip` and the like) that holds one.
+
+    Version control, caches and virtual environments are left out; links to files within become
+    files.
+
+    Raises:
+        RepositoryError: there is no such thing, it is too large, or it holds no Python.
+    """
+    if path.is_dir():
+        members, stem = _folder_files(path), path.resolve().name
+    elif path.is_file() and path.name.endswith(_ARCHIVES):
+        members, stem = _archive_files(path), re.sub(r"\.(tar\.\w+|tgz|zip)$", "", path.name)
+    elif path.exists():
+        raise RepositoryError(f"{path} is neither a folder nor an archive ({', '.join(_ARCHIVES)})")
+    else:
+        raise RepositoryError(f"{path} is not there")
+    files: dict[str, TreeFile] = {}
+    total = 0
+    for relative, file in members:
+        if not _LEFT_OUT.isdisjoint(relative.split("/")) or relative.endswith((".pyc", ".pyo")):
+            continue
+        total += len(file.content)
+        if total > MAX_BYTES:
+            raise RepositoryError(
+                f"{path} holds more than {MAX_BYTES} bytes, of which every task gets a copy; "
+                "make a copy without what the tests don't need"
+            )
+        files[relative] = file
+    if not any(relative.endswith(".py") for relative in files):
+        raise RepositoryError(f"{path} holds no Python files")
+    return SourceTree(name=plain_name(name or stem), files=dict(sorted(files.items())))
+
+
+def plain_name(text: str) -> str:
+    """A name for tasks: lower case letters, digits, dots, dashes."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "repository"
+
+
+def _folder_files(folder: Path) -> Iterator[tuple[str, TreeFile]]:
+    real = folder.resolve()
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        for name in sorted(names):
+            path = Path(place, name)
+            try:
+                inside = path.resolve(strict=True).is_relative_to(real)
+                status = path.stat()
+            except OSError:
+                continue  # a link to nowhere
+            if inside and stat.S_ISREG(status.st_mode):
+                if status.st_size > MAX_BYTES:
+                    raise RepositoryError(f"{path} is larger than {MAX_BYTES} bytes")
+                executable = bool(status.st_mode & 0o100)
+                yield path.relative_to(folder).as_posix(), TreeFile(path.read_bytes(), executable)
+
+
+def _archive_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
+    """The files below the archive's one top folder, or all."""
+    try:
+        found = list(_zip_files(path) if path.suffix == ".zip" else _tar_files(path))
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+        raise RepositoryError(f"{path} can't be read as an archive: {error}") from error
+    tops = {name.partition("/")[0] for name, _ in found}
+    shared = len(tops) == 1 and all("/" in name for name, _ in found)
+    for name, file in found:
+        relative = name.partition("/")[2] if shared else name
+        if relative and not relative.startswith("/") and ".." not in relative.split("/"):
+            yield relative, file
+
+
+def _tar_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
+    with tarfile.open(path) as archive:
+        left = MAX_BYTES
+        for member in archive:
+            if not member.isfile():
+                continue
+            left = _spend(left, member.size, path)
+            stream = archive.extractfile(member)
+            assert stream is not None
+            name = member.name.removeprefix("./")
+            yield name, TreeFile(stream.read(), bool(member.mode & 0o100))
+
+
+def _zip_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
+        left = MAX_BYTES
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            left = _spend(left, info.file_size, path)
+            executable = bool((info.external_attr >> 16) & 0o100)
+            yield info.filename.removeprefix("./"), TreeFile(archive.read(info), executable)
+
+
+def _spend(left: int, size: int, path: Path) -> int:
+    if size > left:
+        raise RepositoryError(f"{path} holds more than {MAX_BYTES} bytes")
+    return left - size

@@ -1,0 +1,371 @@
+"""Runs a repository's tests many times over, each time in a fork of a process that has pytest.
+
+Uploaded into a sandbox: it imports the standard library, pytest and (from a folder beside it)
+coverage. `python warm.py JOB RESULTS` reads a job in JSON and writes a line of JSON for each of
+its runs as soon as that has ended, so that what was done is known even if this process dies.
+
+A run's tests see the repository as the grader's do: same options, same working directory, no
+plug-ins. Whatever a run leaves behind is undone: its processes are killed, also those that left
+its group (this process adopts them), its temporary files removed, the repository's files restored.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import time
+import traceback
+from typing import Any
+
+Job = dict[str, Any]
+Run = dict[str, Any]
+
+PR_SET_CHILD_SUBREAPER = 36
+LOG_BYTES = 4000
+MAX_DESCRIBED = 6
+_TESTS_RAN = {0, 1}
+
+
+def main(job_path: str, results_path: str) -> None:
+    """Does all runs of a job."""
+    with open(job_path, encoding="utf-8") as file:  # noqa: PTH123
+        job: Job = json.load(file)
+    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
+    os.environ.pop("PYTEST_ADDOPTS", None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    sys.path[0] = here
+    importlib.import_module("witness")
+    _preload_pytest()
+    work = Workspace(job["workdir"])
+    if job.get("compile"):
+        _compile(job["workdir"])
+    with open(results_path, "w", encoding="utf-8") as results:  # noqa: PTH123
+        for run in job["runs"]:
+            results.write(json.dumps(_do(job, run, work, here)) + "\n")
+            results.flush()
+
+
+def _preload_pytest() -> None:
+    config = importlib.import_module("_pytest.config")
+    for name in (*config.default_plugins, "assertion.rewrite"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(f"_pytest.{name}")
+
+
+def _compile(workdir: str) -> None:
+    """Compiles all sources, valid by their content: a file with a bug in is never mistaken."""
+    import compileall
+    import py_compile
+
+    mode = py_compile.PycInvalidationMode.CHECKED_HASH
+    compileall.compile_dir(workdir, quiet=2, invalidation_mode=mode)
+
+
+class Workspace:
+    """The repository's folder, as it was at the start."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self._pristine = {path: self._read(path) for path in self._paths()}
+        self._seen = {path: self._stat(path) for path in self._pristine}
+
+    def _paths(self) -> list[str]:
+        found = []
+        for place, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name != "__pycache__"]
+            found += [os.path.join(place, name) for name in names]  # noqa: PTH118
+        return found
+
+    @staticmethod
+    def _stat(path: str) -> tuple[int, int, int]:
+        status = os.lstat(path)
+        return status.st_mode, status.st_size, status.st_mtime_ns
+
+    @staticmethod
+    def _read(path: str) -> bytes:
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read()
+
+    def put(self, path: str, source: str) -> None:
+        """Writes a source into the folder."""
+        with open(os.path.join(self.folder, path), "wb") as file:  # noqa: PTH118, PTH123
+            file.write(source.encode())
+
+    def restore(self) -> None:
+        """Undoes every change to files, by whoever."""
+        for path in self._paths():
+            if path not in self._pristine:
+                os.unlink(path)  # noqa: PTH108
+        for path, content in self._pristine.items():
+            try:
+                if self._stat(path) == self._seen[path]:
+                    continue
+                os.unlink(path)  # noqa: PTH108
+            except OSError:
+                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+            with open(path, "wb") as file:  # noqa: PTH123
+                file.write(content)
+            os.chmod(path, self._seen[path][0] & 0o777)  # noqa: PTH101
+            self._seen[path] = self._stat(path)
+
+
+def _do(job: Job, run: Run, work: Workspace, here: str) -> dict[str, Any]:
+    """One entry of a job: the chosen tests first, until one fails, then all."""
+    try:
+        if run.get("path"):
+            work.put(run["path"], run["source"])
+        if run.get("targets"):
+            first = _fork(job, {**run, "first": True}, here)
+            if first["end"] != "finished":
+                return {**first, "id": run["id"]}
+            if not first["failed"]:
+                return {"id": run["id"], "end": "unnoticed"}
+        return {**_fork(job, {**run, "first": False}, here), "id": run["id"]}
+    finally:
+        work.restore()
+
+
+def _fork(job: Job, run: Run, here: str) -> dict[str, Any]:
+    """Runs the tests in a child of its own, within limits."""
+    scratch = os.path.join(here, "scratch")  # noqa: PTH118
+    shutil.rmtree(scratch, ignore_errors=True)
+    os.makedirs(scratch)  # noqa: PTH103
+    answer = os.path.join(scratch, "answer")  # noqa: PTH118
+    log = os.path.join(scratch, "log")  # noqa: PTH118
+    began = time.monotonic()
+    pid = os.fork()
+    if pid == 0:
+        _child(job, run, here, scratch)
+    ended = _wait(pid, began + job["wall_s"])
+    _kill_all(pid)
+    said = {"log": _tail(log), "wall_s": time.monotonic() - began}
+    if ended is None:
+        return {"end": "timeout", **said}
+    status, cpu_s = ended
+    said["cpu_s"] = cpu_s
+    if os.WIFSIGNALED(status):
+        overdue = os.WTERMSIG(status) == signal.SIGXCPU or cpu_s >= job["cpu_s"]
+        return {"end": "timeout" if overdue else "died", **said}
+    try:
+        with open(answer, encoding="utf-8") as file:  # noqa: PTH123
+            return {**json.load(file), **said}
+    except (OSError, ValueError):
+        return {"end": "died", **said}
+
+
+def _wait(pid: int, deadline: float) -> tuple[int, float] | None:
+    """Exit status and processor seconds; None if time was up first."""
+    pause = 0.002
+    while True:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if done:
+            return status, usage.ru_utime + usage.ru_stime
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.03)
+
+
+def _kill_all(group: int) -> None:
+    """Ends every process that a run has started."""
+    with contextlib.suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+    while True:
+        for child in _children():
+            with contextlib.suppress(OSError):
+                os.kill(child, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+def _children() -> list[int]:
+    own, found = os.getpid(), []
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                    if int(file.read().rpartition(b") ")[2].split()[1]) == own:
+                        found.append(int(name))
+    return found
+
+
+def _tail(path: str) -> str:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            file.seek(max(0, os.path.getsize(path) - LOG_BYTES))  # noqa: PTH202
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _child(job: Job, run: Run, here: str, scratch: str) -> None:
+    """Never returns."""
+    code = 1
+    try:
+        os.setsid()
+        log = os.open(os.path.join(scratch, "log"), os.O_WRONLY | os.O_CREAT, 0o600)  # noqa: PTH118
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(fd, target)
+        cpu_s = max(1, round(job["cpu_s"]))
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (job["file_bytes"], job["file_bytes"]))
+        resource.setrlimit(resource.RLIMIT_AS, (job["memory_bytes"], job["memory_bytes"]))
+        os.environ["TMPDIR"] = os.path.join(scratch, "tmp")  # noqa: PTH118
+        os.makedirs(os.environ["TMPDIR"])  # noqa: PTH103
+        answer = _run_tests(job, run, here)
+        partial = os.path.join(scratch, "partial")  # noqa: PTH118
+        with open(partial, "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(answer, file)
+        os.rename(partial, os.path.join(scratch, "answer"))  # noqa: PTH104, PTH118
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_tests(job: Job, run: Run, here: str) -> dict[str, Any]:
+    import pytest
+
+    cover = _Coverage(job, here) if run.get("cover") else None
+    sys.dont_write_bytecode = not run.get("keep_bytecode")
+    sys.modules["__main__"] = type(sys)("__main__")
+    sys.argv = ["grade"]
+    os.chdir(job["workdir"])
+    sys.path[0] = job["workdir"]
+    watch = _Watch(job, run, cover)
+    options = ["-q", "--tb=short", "--color=no", "-p", "no:cacheprovider"]
+    paths = job["paths"]
+    if run.get("first"):
+        options.append("-x")
+        paths = list(dict.fromkeys(test.partition("::")[0] for test in run["targets"]))
+    if run.get("collect"):
+        options.append("--collect-only")
+    code = int(pytest.main([*options, "--rootdir", job["workdir"], *paths], plugins=[watch]))
+    answer = watch.answer()
+    answer["end"] = "finished" if code in _TESTS_RAN else "broken"
+    answer["exit_code"] = code
+    if cover is not None:
+        answer["cover"] = cover.spans(job["spans"])
+    return answer
+
+
+class _Watch:
+    """The plug-in that sees how every test ends."""
+
+    def __init__(self, job: Job, run: Run, cover: _Coverage | None) -> None:
+        self._job, self._run, self._cover = job, run, cover
+        self._targets = frozenset(run["targets"]) if run.get("first") else None
+        self._required = frozenset(job["required"])
+        self._worst: dict[str, str] = {}
+        self._ended: list[str] = []
+        self._described: list[dict[str, Any]] = []
+        self._collected: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
+        if self._targets is not None:
+            items[:] = [item for item in items if item.nodeid in self._targets]
+        if self._run.get("reverse"):
+            items.reverse()
+        self._collected = [item.nodeid for item in items]
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        if self._cover is not None:
+            self._cover.enter(nodeid)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        if self._cover is not None:
+            self._cover.enter("")
+
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        wanted = self._run.get("describe", ())
+        if not wanted or call.when != "call" or call.excinfo is None:
+            return
+        # All that are required, or those of a list.
+        asked = self._required if wanted is True else wanted
+        if item.nodeid in asked and len(self._described) < MAX_DESCRIBED:
+            witness = importlib.import_module("witness")
+            said = witness.describe(call.excinfo.value, str(item.path))
+            self._described.append({"test": item.nodeid, **said})
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        name = report.nodeid
+        letter = _letter_of(report)
+        self._worst[name] = max(self._worst.get(name, "p"), letter, key="psfe".index)
+        if report.when == "teardown":
+            self._ended.append(name)
+
+    def answer(self) -> dict[str, Any]:
+        if self._run.get("list"):
+            # An id that two tests share names neither.
+            times = collections.Counter(self._ended)
+            tests = {name: self._worst[name] if n == 1 else "e" for name, n in times.items()}
+            return {"tests": tests}
+        if self._targets is not None:
+            return {"failed": sum(letter in "fe" for letter in self._worst.values())}
+        ended = set(self._ended)
+        letters = (self._worst[n] if n in ended else "-" for n in self._job["required"])
+        return {"letters": "".join(letters), "described": self._described}
+
+
+def _letter_of(report: Any) -> str:
+    # As the grader's runner.
+    if report.outcome == "passed" or hasattr(report, "wasxfail"):
+        return "p"
+    if report.outcome == "skipped":
+        return "s"
+    return "f" if report.when == "call" else "e"
+
+
+class _Coverage:
+    """Which lines each test executes."""
+
+    def __init__(self, job: Job, here: str) -> None:
+        folder = os.path.join(here, "lib")  # noqa: PTH118
+        sys.path.append(folder)
+        coverage = importlib.import_module("coverage")
+        self._cover = coverage.Coverage(
+            data_file=None, config_file=False, include=[f"{job['workdir']}/*"], messages=False
+        )
+        self._workdir = job["workdir"]
+        self._tests: dict[str, int] = {}
+        self._cover.start()
+        sys.path.remove(folder)
+
+    def enter(self, test: str) -> None:
+        number = self._tests.setdefault(test, len(self._tests)) if test else ""
+        self._cover.switch_context(str(number))
+
+    def spans(self, spans: dict[str, list[list[int]]]) -> dict[str, Any]:
+        """The tests, and of each span of lines the numbers of those that reach it."""
+        self._cover.stop()
+        data = self._cover.get_data()
+        reached = {}
+        for path, ranges in spans.items():
+            lines = data.contexts_by_lineno(os.path.join(self._workdir, path))  # noqa: PTH118
+            reached[path] = [
+                sorted({int(c) for n in range(a, b + 1) for c in lines.get(n, ()) if c})
+                for a, b in ranges
+            ]
+        return {"tests": list(self._tests), "reached": reached}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])
