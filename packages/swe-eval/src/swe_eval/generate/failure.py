@@ -18,6 +18,7 @@ from swe_eval.generate.issue import TITLES
 __all__ = ["Failure", "added_lines", "chat_messages", "leaks", "stable", "write_report"]
 
 _MIN_LEAK = 10
+_WRAPPERS = frozenset({"dict", "len", "list", "repr", "set", "sorted", "str", "tuple"})
 _SPACES = re.compile(r"\s+")
 _RAISING_TITLES = (
     "`{function}` raises {error}",
@@ -48,6 +49,8 @@ class Failure:
             name: str(values.get(name) or "")
             for name in ("test", "form", "error", "message", "call", "got", "want")
         }
+        if texts["form"] not in _FORMS:
+            texts["form"] = "other"
         given = values.get("given")
         pairs = given.items() if isinstance(given, dict) else ()
         return cls(**texts, given={str(name): str(value) for name, value in pairs})
@@ -84,6 +87,11 @@ class Failure:
                 return f"{begin} raises {raised}, expected `{self.want}`."
             case "raised":
                 return f"{begin} raises {raised}."
+        if self.form == "compared":
+            return (
+                f"This no longer works: {self.words}. It gives `{self.got}`, expected "
+                f"`{self.want}`."
+            )
         if self.error in {"AssertionError", "Failed"} or not self.error:
             return f"This no longer works: {self.words}."
         return f"This no longer works: {self.words}. It ends with {raised}."
@@ -127,8 +135,8 @@ def write_report(
 
 def _called(call: str) -> str:
     """The name of the function that a call is about: of nested ones the innermost in front."""
-    names = re.findall(r"([A-Za-z_][\w.]*)\(", call)
-    plain = [name for name in names if name not in {"list", "tuple", "set", "dict", "sorted", "len"}]
+    names: list[str] = re.findall(r"([A-Za-z_][\w.]*)\(", call)
+    plain = [name for name in names if name not in _WRAPPERS]
     return (plain or [""])[0].removeprefix("self.")
 
 

@@ -102,7 +102,9 @@ def to_harbor(task: GeneratedTask, folder: Path) -> Path:
     return write_folder(folder / task.task_id, files)
 
 
-def write_folder(target: Path, files: Mapping[str, bytes], executable: Collection[str] = ()) -> Path:
+def write_folder(
+    target: Path, files: Mapping[str, bytes], executable: Collection[str] = ()
+) -> Path:
     """Write a task directory, whole or not at all; scripts and `executable` files can be run.
 
     Raises:
@@ -111,9 +113,7 @@ def write_folder(target: Path, files: Mapping[str, bytes], executable: Collectio
     # No reader takes a hidden folder for a task, so one that was cut short does no harm.
     partial = target.with_name(f".{target.name}.partial")
     if target.exists():
-        raise HarborFolderExistsError(
-            f"{target} exists; choose another folder or remove it first"
-        )
+        raise HarborFolderExistsError(f"{target} exists; choose another folder or remove it first")
     shutil.rmtree(partial, ignore_errors=True)
     for path, content in files.items():
         file = partial / path

@@ -137,20 +137,17 @@ def _dockerfile(setting: SuiteSetting) -> str:
 
 
 def _toml(task: RepositoryTask, setting: SuiteSetting) -> str:
-    # A JSON string, number or list of them is a TOML one too.
-    metadata = "\n".join(
-        f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in sorted(task.metadata.items())
-    )
+    metadata = "\n".join(f"{key} = {_value(v)}" for key, v in sorted(task.metadata.items()))
     return f"""\
 schema_version = "1.4"
 
 [task]
-name = {json.dumps(f"tailrace/{task.task_id}")}
+name = {_value(f"tailrace/{task.task_id}")}
 
 [metadata]
 {metadata}
-fail_to_pass = {json.dumps(list(task.fail_to_pass), ensure_ascii=False)}
-pass_to_pass = {json.dumps(list(task.pass_to_pass), ensure_ascii=False)}
+fail_to_pass = {_value(list(task.fail_to_pass))}
+pass_to_pass = {_value(list(task.pass_to_pass))}
 
 [agent]
 timeout_sec = 1800.0
@@ -167,3 +164,8 @@ storage_mb = 1024
 network_mode = "no-network"
 workdir = "{WORKDIR}"
 """
+
+
+def _value(value: str | int | list[str]) -> str:
+    # A JSON string, number or list of them is a TOML one too, but for pairs of surrogates.
+    return json.dumps(value, ensure_ascii=False)

@@ -36,8 +36,15 @@ from swe_eval.generate.plan import (
 from swe_eval.generate.repository_task import RepositoryTask, SuiteSetting, repository_files
 from swe_eval.generate.task import unified_patch
 from swe_eval.making.source_tree import SourceTree
-from swe_eval.making.suite import MEMORY_BYTES, MIB, Baseline, Examined, SuiteSandbox
-from swe_eval.making.suite import examine, run_baseline
+from swe_eval.making.suite import (
+    MEMORY_BYTES,
+    MIB,
+    Baseline,
+    Examined,
+    SuiteSandbox,
+    examine,
+    run_baseline,
+)
 from swe_eval.making.words import ChatWriter
 from swe_eval.tasks.harbor import find_tasks
 
@@ -132,9 +139,7 @@ async def make_tasks(
         memory_mb=MEMORY_BYTES // MIB,
     )
     env = {"PYTHONPATH": ":".join(f"/app/{folder}" for folder in python_path)}
-    boxes = [
-        SuiteSandbox(client, tree, env if python_path else {}) for _ in range(options.jobs)
-    ]
+    boxes = [SuiteSandbox(client, tree, env if python_path else {}) for _ in range(options.jobs)]
     try:
         tell(f"{tree.name}: running its tests")
         spans = {path: sorted({_span(place) for place in found}) for path, found in places.items()}
@@ -166,7 +171,7 @@ async def make_tasks(
             setting=setting,
             baseline=baseline,
             candidates=candidates,
-            known=known_tasks(out, source=tree.digest, seed=options.seed),
+            known=known_tasks(out, source=tree.short_digest, seed=options.seed),
             writer=writer,
             tell=tell,
         )
@@ -223,6 +228,10 @@ class _Seen:
     runs: tuple[Examined, ...] = ()
 
 
+def _endpoint_slots() -> asyncio.Semaphore:
+    return asyncio.Semaphore(_REWORDED_AT_ONCE)
+
+
 @dataclass(kw_only=True)
 class _Making:
     tree: SourceTree
@@ -238,7 +247,7 @@ class _Making:
     _decided: int = 0
     _new: int = 0
     _pulled: set[str] = field(default_factory=set)
-    _endpoint: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_REWORDED_AT_ONCE))
+    _endpoint: asyncio.Semaphore = field(default_factory=_endpoint_slots)
 
     async def run(self, boxes: Sequence[SuiteSandbox]) -> None:
         """Decides about candidates until there are enough tasks, or no more candidates."""
@@ -372,7 +381,7 @@ class _Making:
             fingerprint=seen.fingerprint,
             # The wording is drawn by the fingerprint: only what it says tells two bugs apart.
             behaviour=behaviour_of(candidate, trial, report.partition("\n\n")[2]),
-            source=self.tree.digest,
+            source=self.tree.short_digest,
             seed=self.options.seed,
         )
 

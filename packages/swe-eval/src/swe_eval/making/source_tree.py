@@ -53,11 +53,11 @@ class SourceTree:
     files: FileTree
 
     @cached_property
-    def digest(self) -> str:
-        """Identity of the files."""
-        return self.environment_tree.digest
+    def short_digest(self) -> str:
+        """Identity of the files, for metadata."""
+        return self.environment_tree.digest[:16]
 
-    @property
+    @cached_property
     def environment_tree(self) -> EnvironmentTree:
         """The files as a sandbox takes them."""
         return EnvironmentTree(

@@ -14,7 +14,6 @@ from typing import Any
 from sandbox_client import (
     Command,
     EnvironmentRef,
-    EnvironmentTree,
     FileContent,
     Sandbox,
     SandboxClient,
@@ -27,8 +26,8 @@ from swe_eval.errors import RepositoryError
 from swe_eval.generate.failure import Failure
 from swe_eval.generate.plan import PASSED, RUN_ENDS, SuiteRun
 from swe_eval.generate.repository_task import WORKDIR
-from swe_eval.making.source_tree import SourceTree, matches
 from swe_eval.grading.prepare import is_protected
+from swe_eval.making.source_tree import SourceTree, matches
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +196,11 @@ def _collecting() -> dict[str, Any]:
 
 
 def _job(
-    *, paths: Sequence[str], required: Sequence[str], cpu_s: float, runs: Sequence[Mapping[str, Any]]
+    *,
+    paths: Sequence[str],
+    required: Sequence[str],
+    cpu_s: float,
+    runs: Sequence[Mapping[str, Any]],
 ) -> Job:
     return {
         "workdir": WORKDIR,
@@ -236,9 +239,7 @@ async def run_baseline(
     covered = await _one(
         box, {**job, "spans": ranges, "runs": [{**plain, "cover": True}]}, 0, 3 * timeout_s
     )
-    required, left_out = _steady(
-        in_order["tests"], reverse["tests"], tree, exclude
-    )
+    required, left_out = _steady(in_order["tests"], reverse["tests"], tree, exclude)
     if not required:
         raise RepositoryError(
             f"no test of {tree.name} passes ({_counted(left_out)}): {_last_line(in_order)}"
@@ -247,7 +248,8 @@ async def run_baseline(
     if cpu_s > timeout_s / 2:
         raise RepositoryError(
             f"the tests of {tree.name} take {cpu_s:.0f} s; at most half of --test-timeout "
-            f"({timeout_s:.0f} s) leaves room for a slower machine; raise it, or --exclude slow tests"
+            f"({timeout_s:.0f} s) leaves room for a slower machine; raise it, or --exclude the "
+            "slow ones"
         )
     return Baseline(
         required=required,
@@ -264,7 +266,8 @@ async def _one(box: SuiteSandbox, job: Job, seed: int, timeout_s: float) -> dict
         return found
     if found["end"] == "timeout":
         raise RepositoryError(
-            f"the tests take longer than {timeout_s:.0f} s; raise --test-timeout or --exclude slow ones"
+            f"the tests take longer than {timeout_s:.0f} s; raise --test-timeout, or --exclude the "
+            "slow ones"
         )
     raise RepositoryError(
         "pytest can't run the tests as they are "

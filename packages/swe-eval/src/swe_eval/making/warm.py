@@ -194,10 +194,13 @@ def _children() -> list[int]:
     own, found = os.getpid(), []
     for name in os.listdir("/proc"):  # noqa: PTH208
         if name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
+            try:
                 with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
-                    if int(file.read().rpartition(b") ")[2].split()[1]) == own:
-                        found.append(int(name))
+                    parent = int(file.read().rpartition(b") ")[2].split()[1])
+            except (OSError, ValueError, IndexError):
+                continue
+            if parent == own:
+                found.append(int(name))
     return found
 
 

@@ -20,6 +20,57 @@ _EQUAL_CALLS |= {"assertTupleEqual", "assertSetEqual", "assertSequenceEqual"}
 _EXPECTED_ERRORS = {"raises", "assertRaises", "assertRaisesRegex"}
 
 
+class _Scene:
+    """A test at the line where it failed: its statement and its variables."""
+
+    def __init__(self, path: str, frame: types.FrameType, line: int) -> None:
+        with open(path, "rb") as file:  # noqa: PTH123 -- runs once for every failing test
+            tree = ast.parse(file.read())
+        around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and _spans(n, line)]
+        around.sort(key=lambda node: node.lineno)
+        self.statement = around[-1] if around else None
+        self.expected = next(filter(None, map(_expected_error, around)), None)
+        self.names = {n: v for n, v in frame.f_locals.items() if not n.startswith("@")}
+        self.scope = {**frame.f_globals, **self.names}
+        self._assigned: dict[str, str] = {}
+        inner = [n for n in around if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        for node in ast.walk(inner[-1]) if inner else ():
+            if isinstance(node, ast.Assign) and node.lineno < line and len(node.targets) == 1:
+                target = node.targets[0]
+                if isinstance(target, ast.Name):
+                    self._assigned[target.id] = _unparse(node.value)
+
+    def evaluate(self, source: str) -> tuple[bool, Any]:
+        """Whether an expression of the test can be evaluated once more, and its value."""
+        if not source:
+            return False, None
+        try:
+            return True, eval(source, dict(self.scope))  # noqa: S307 -- the test's own expression
+        except Exception:
+            return False, None
+
+    def value(self, source: str) -> str:
+        """The `repr` of an expression; empty if there is none to show."""
+        worked, value = self.evaluate(source)
+        return _repr(value) if worked else ""
+
+    def call(self, source: str) -> dict[str, Any]:
+        """An expression and the test's variables in it, by value or by where they come from.
+
+        Empty where there is neither.
+        """
+        used = [n.id for n in ast.walk(ast.parse(source or "0")) if isinstance(n, ast.Name)]
+        given = {}
+        for name in dict.fromkeys(used):
+            if name in self.names and not isinstance(self.names[name], (types.ModuleType, type)):
+                value = _repr(self.names[name])
+                given[name] = self._assigned.get(name, "") if value.startswith("<") else value
+                given[name] = given[name] or self._assigned.get(name, "")
+        if not all(given.values()) or len(given) > _MAX_LOCALS:
+            return {"call": ""}
+        return {"call": source, "given": given}
+
+
 def describe(error: BaseException, path: str) -> dict[str, Any]:
     """What the test in the file `path` saw.
 
@@ -33,9 +84,7 @@ def describe(error: BaseException, path: str) -> dict[str, Any]:
         said["message"] = _short(str(error).partition("\n")[0])
         frame, line = _test_frame(error, path)
         if frame is not None:
-            statement = _statement(path, line)
-            if statement is not None:
-                said.update(_look(statement, frame, error))
+            said.update(_look(_Scene(path, frame, line), error))
     except Exception:  # noqa: S110 -- whatever the tested objects do when looked at
         pass
     return said
@@ -51,72 +100,47 @@ def _test_frame(error: BaseException, path: str) -> tuple[types.FrameType | None
     return None, 0
 
 
-def _statement(path: str, line: int) -> ast.stmt | None:
-    """The innermost statement on a line of a file."""
-    with open(path, "rb") as file:  # noqa: PTH123 -- runs once for every failing test
-        tree = ast.parse(file.read())
-    best: ast.stmt | None = None
-    for node in ast.walk(tree):
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or 0):
-            if best is None or node.lineno >= best.lineno:
-                best = node
-    return best
+def _spans(node: ast.stmt, line: int) -> bool:
+    return node.lineno <= line <= (node.end_lineno or 0)
 
 
-def _look(statement: ast.stmt, frame: types.FrameType, error: BaseException) -> dict[str, Any]:
-    names = {name: v for name, v in frame.f_locals.items() if not name.startswith("@")}
-    scope = {**frame.f_globals, **names}
+def _look(scene: _Scene, error: BaseException) -> dict[str, Any]:
+    statement = scene.statement
+    if statement is None:
+        return {}
     failed = isinstance(error, AssertionError)
-    expected = _expected_error(statement)
-    if expected is not None:
-        call, want = expected
+    if scene.expected is not None:
+        call, want = scene.expected
         if type(error).__name__ == "Failed" or failed:
-            return {"form": "not_raised", "call": call, "want": want, **_given(call, names)}
-        return {**_raised(call, error, names), "want": f"raises {want}"}
+            return {"form": "not_raised", "want": want, **scene.call(call)}
+        return {"form": "raised", "want": f"raises {want}", **scene.call(call)}
     sides = _sides(statement)
     if sides is not None:
-        return _compare(sides, scope, names, error, failed=failed)
+        return _compare(sides, scene, failed=failed)
     test = _asserted(statement)
-    if test is not None and failed:
-        call = _unparse(test)
-        got = _value(call, scope)
-        return {"form": "truth", "call": call, "got": got, **_given(call, names)} if call else {}
-    value = getattr(statement, "value", None) or test
-    if value is not None and not failed:
-        return _raised(_unparse(value), error, names)
-    return {}
+    if failed:
+        call = _unparse(test) if test is not None else ""
+        return {"form": "truth", "got": scene.value(call), **scene.call(call)} if call else {}
+    value = test or getattr(statement, "value", None)
+    return {"form": "raised", **scene.call(_unparse(value))} if value is not None else {}
 
 
-def _compare(
-    sides: tuple[ast.expr, ast.expr],
-    scope: dict[str, Any],
-    names: dict[str, Any],
-    error: BaseException,
-    *,
-    failed: bool,
-) -> dict[str, Any]:
+def _compare(sides: tuple[ast.expr, ast.expr], scene: _Scene, *, failed: bool) -> dict[str, Any]:
     left, right = sides
     if _calls(right) and not _calls(left):
         left, right = right, left
     call, other = _unparse(left), _unparse(right)
-    want = _value(other, scope)
+    worked, value = scene.evaluate(call)
+    fine, wanted = scene.evaluate(other)
+    want = _repr(wanted) if fine else ""
     if not failed:
-        said = _raised(call, error, names)
-        if _evaluate(call, scope)[0] or not want:
-            return {**said, "call": ""}  # it was the other side that raised
-        return {**said, "want": want}
-    worked, value = _evaluate(call, scope)
-    fine, wanted = _evaluate(other, scope)
-    if not (worked and fine) or bool(value == wanted):
+        if worked or not want:
+            return {"form": "raised"}  # it was the other side that raised
+        return {"form": "raised", "want": want, **scene.call(call)}
+    got = _repr(value) if worked else ""
+    if not (got and want) or bool(value == wanted):
         return {}
-    got = _repr(value)
-    if not (call and got and want):
-        return {}
-    return {"form": "compared", "call": call, "got": got, "want": want, **_given(call, names)}
-
-
-def _raised(call: str, error: BaseException, names: dict[str, Any]) -> dict[str, Any]:
-    return {"form": "raised", "call": call, **_given(call, names)}
+    return {"form": "compared", "got": got, "want": want, **scene.call(call)}
 
 
 def _expected_error(statement: ast.stmt) -> tuple[str, str] | None:
@@ -141,9 +165,9 @@ def _sides(statement: ast.stmt) -> tuple[ast.expr, ast.expr] | None:
             return test.left, test.comparators[0]
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
         call = statement.value
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _EQUAL_CALLS:
-            if len(call.args) >= 2:
-                return call.args[0], call.args[1]
+        named = isinstance(call.func, ast.Attribute) and call.func.attr in _EQUAL_CALLS
+        if named and len(call.args) >= 2:
+            return call.args[0], call.args[1]
     return None
 
 
@@ -167,39 +191,10 @@ def _unparse(node: ast.AST) -> str:
     return text if len(text) <= _MAX_TEXT and "\n" not in text else ""
 
 
-def _evaluate(source: str, scope: dict[str, Any]) -> tuple[bool, Any]:
-    if not source:
-        return False, None
-    try:
-        return True, eval(source, dict(scope))  # noqa: S307 -- the test's own expression
-    except Exception:
-        return False, None
-
-
-def _value(source: str, scope: dict[str, Any]) -> str:
-    worked, value = _evaluate(source, scope)
-    return _repr(value) if worked else ""
-
-
 def _repr(value: object) -> str:
     """Its `repr`; empty if it is long or names a place in memory."""
     text = repr(value)
     return "" if len(text) > _MAX_TEXT or " at 0x" in text or "\n" in text else text
-
-
-def _given(call: str, names: dict[str, Any]) -> dict[str, Any]:
-    """The test's own variables in a call, by value; none where one has no value to show."""
-    if not call:
-        return {}
-    used = [node.id for node in ast.walk(ast.parse(call)) if isinstance(node, ast.Name)]
-    given = {}
-    for name in dict.fromkeys(used):
-        if name in names and not isinstance(names[name], (types.ModuleType, type)):
-            value = _repr(names[name])
-            given[name] = "" if value.startswith("<") else value
-    if not all(given.values()) or len(given) > _MAX_LOCALS:
-        return {"given": {}, "call": ""}
-    return {"given": given}
 
 
 def _short(text: str) -> str:

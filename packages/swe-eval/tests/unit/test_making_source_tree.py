@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+from swe_eval.errors import RepositoryError
+from swe_eval.making import source_tree
+from swe_eval.making.source_tree import matches, read_repository
+
+FILES = {
+    "shop/__init__.py": "",
+    "shop/sums.py": "def add(a, b):\n    return a + b\n",
+    "tests/test_sums.py": "def test_add():\n    pass\n",
+    "tests/data.bin": "\x00",
+    "docs/conf.py": "x = 1\n",
+    "run.sh": "echo\n",
+    ".git/config": "secret",
+    "shop/__pycache__/sums.pyc": "x",
+    ".venv/lib/thing.py": "x = 1\n",
+}
+KEPT = {"shop/__init__.py", "shop/sums.py", "tests/test_sums.py", "tests/data.bin"}
+KEPT |= {"docs/conf.py", "run.sh"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkout with the things that lie around in one."""
+    for path, text in FILES.items():
+        file = tmp_path / "My_Shop-1.0" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    (tmp_path / "My_Shop-1.0/run.sh").chmod(0o755)
+    return tmp_path / "My_Shop-1.0"
+
+
+def test_a_folder_without_what_is_no_source(folder: Path) -> None:
+    tree = read_repository(folder)
+    assert tree.name == "my-shop-1.0"
+    assert set(tree.files) == KEPT
+    assert {path for path, file in tree.files.items() if file.executable} == {"run.sh"}
+
+
+@pytest.mark.parametrize("kind", ["gztar", "zip"])
+def test_archives_hold_the_same_tree(folder: Path, tmp_path: Path, kind: str) -> None:
+    base = str(tmp_path / "My_Shop-1.0")
+    made = shutil.make_archive(base, kind, root_dir=tmp_path, base_dir="My_Shop-1.0")
+    tree = read_repository(Path(made))
+    assert (tree.name, tree.short_digest) == ("my-shop-1.0", read_repository(folder).short_digest)
+
+
+def test_links_within_become_files_and_others_are_left_out(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.py").write_text("secret = 1\n")
+    (folder / "inner.py").symlink_to("shop/sums.py")
+    (folder / "outer.py").symlink_to(tmp_path / "outside.py")
+    (folder / "nowhere.py").symlink_to("absent.py")
+    files = read_repository(folder).files
+    assert files["inner.py"] == files["shop/sums.py"]
+    assert set(files) == KEPT | {"inner.py"}
+
+
+def test_bugs_go_where_grading_keeps_a_repair(folder: Path) -> None:
+    (folder / "shop/test_utils.py").write_text("def f():\n    return 1\n")
+    tree = read_repository(folder)
+    assert tree.sources((), ()) == ["docs/conf.py", "shop/__init__.py", "shop/sums.py"]
+    assert tree.sources(["shop"], ["*/__init__.py"]) == ["shop/sums.py"]
+
+
+def test_a_glob_matches_a_path_or_a_folder_above_it() -> None:
+    assert matches("a/b/c.py", ["a/b"])
+    assert matches("a/b/c.py", ["a/"])
+    assert matches("a/b/c.py", ["*.py"])
+    assert not matches("a/b/c.py", ["b", "c.py"])
+    assert matches("t.py::test_slow[1]", ["*test_slow*"])
+
+
+def test_what_is_no_repository_is_refused_with_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RepositoryError, match="is not there"):
+        read_repository(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RepositoryError, match="holds no Python"):
+        read_repository(tmp_path / "empty")
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(RepositoryError, match="neither a folder nor an archive"):
+        read_repository(tmp_path / "notes.txt")
+    (tmp_path / "bad.tar.gz").write_text("x")
+    with pytest.raises(RepositoryError, match="can't be read as an archive"):
+        read_repository(tmp_path / "bad.tar.gz")
+    monkeypatch.setattr(source_tree, "MAX_BYTES", 10)
+    (tmp_path / "empty/large.py").write_text("x = 1\n" * 10)
+    with pytest.raises(RepositoryError, match="larger than 10 bytes"):
+        read_repository(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/outside.py", "top/../../outside.py"])
+def test_members_that_leave_an_archive_are_left_out(tmp_path: Path, name: str) -> None:
+    with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as archive:
+        for member in ("top/in.py", name):
+            info = tarfile.TarInfo(member)
+            info.size = 2
+            archive.addfile(info, io.BytesIO(b"x\n"))
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("top/in.py", "x\n")
+        packed.writestr(name, "x\n")
+    for archive_name in ("a.tar.gz", "a.zip"):
+        files = read_repository(tmp_path / archive_name).files
+        assert not any(part in {"..", ""} for path in files for part in path.split("/"))
+        assert any(path.endswith("in.py") for path in files)
