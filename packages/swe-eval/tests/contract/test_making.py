@@ -17,11 +17,13 @@ from swe_eval.making.maker import MakeOptions, Summary, make_tasks
 from swe_eval.making.source_tree import read_repository
 from swe_eval.tasks.harbor import EnvironmentMode, HarborOptions, find_tasks
 
+SHOP = "def f():\n    return 1 + 0\n"
 TREE = HarborOptions(environment=EnvironmentMode.TREE)
+KINDS = ("operator_change", "remove_assign", "remove_loop", "wrong_initial_value")
 FILES = {
     "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
     "README.md": "# shop\n",
-    "src/shop/__init__.py": "from shop.sums import add, count_down, total\n",
+    "src/shop/__init__.py": "from shop.sums import add, drain, total\n",
     "src/shop/sums.py": '''\
 def add(a, b):
     """Their sum."""
@@ -35,12 +37,12 @@ def total(items):
     return result
 
 
-def count_down(n):
-    steps = 0
-    while n > 0:
-        n -= 1
-        steps += 1
-    return steps
+def drain(items):
+    count = 0
+    while items:
+        last = items.pop()
+        count = count + 1
+    return count
 
 
 def never_called(a):
@@ -55,7 +57,7 @@ import sys
 
 import pytest
 
-from shop import add, count_down, total
+from shop import add, drain, total
 
 CLEAN = not os.path.exists("left behind")
 
@@ -70,9 +72,9 @@ def test_total(items):
     open("left behind", "w").close()
 
 
-class TestCountDown:
-    def test_steps(self):
-        assert count_down(4) == 4
+class TestDrain:
+    def test_count(self):
+        assert drain([1, 2]) == 2
 
 
 def test_of_nothing():
@@ -130,7 +132,7 @@ async def client(sandbox_target: str) -> AsyncIterator[SandboxClient]:
 
 
 async def make(client: SandboxClient, repository: Path, out: Path, **options: object) -> Summary:
-    chosen = {"count": 100, "per_function": 0, "timeout_s": 20.0, **options}
+    chosen = {"count": 100, "per_function": 0, "timeout_s": 20.0, "kinds": KINDS, **options}
     return await make_tasks(
         read_repository(repository),
         out,
@@ -163,7 +165,7 @@ async def test_tests_that_are_no_proof_are_left_out(made: Made) -> None:
     required = {t for folder in find_tasks(out) for t in graded(folder).grader.required}  # type: ignore[union-attr]
     names = {test.rpartition("::")[2].partition("[")[0] for test in required}
     assert not names & {"test_that_fails", "test_skipped", "test_last"}
-    assert {"test_add", "test_total", "test_steps"} <= names
+    assert {"test_add", "test_total", "test_count"} <= names
 
 
 def graded(folder: Path) -> Task:
@@ -174,10 +176,10 @@ def graded(folder: Path) -> Task:
 async def test_every_bug_is_noticed_within_time_and_where_a_test_reaches(made: Made) -> None:
     _, out, summary = made
     tasks = [graded(folder) for folder in find_tasks(out)]
-    assert summary.kept == summary.new == len(tasks) >= 15
-    assert summary.outcomes["timeout"] >= 1  # `n -= 1` taken out
+    assert summary.kept == summary.new == len(tasks) >= 7
+    assert summary.outcomes["timeout"] >= 1  # `items.pop()` taken out
     assert sum(summary.outcomes.values()) == summary.tried == summary.candidates
-    assert {task.columns["function"] for task in tasks} == {"add", "total", "count_down"}
+    assert {task.columns["function"] for task in tasks} == {"add", "total", "drain"}
     assert len({task.columns["fingerprint"] for task in tasks}) == len(tasks)
 
 
@@ -204,7 +206,7 @@ async def test_gold_solves_and_nothing_does_not_whatever_the_bug(
     _, out, _ = made
     grader = Grader(ServiceHost(client, start_timeout_s=30.0), GradingConfig(concurrency=2))
     kinds = {graded(folder).kind: graded(folder) for folder in find_tasks(out)}
-    assert len(kinds) >= 5
+    assert len(kinds) >= 3
 
     async def prove(task: Task) -> None:
         untouched = await grader.grade_untouched(task, attempt="empty")
@@ -213,7 +215,7 @@ async def test_gold_solves_and_nothing_does_not_whatever_the_bug(
         failed = {test.name for test in untouched.tests if test.status != "passed"}
         assert failed == set(task.grader.fail_to_pass)  # type: ignore[union-attr]
 
-    await asyncio.gather(*(prove(task) for task in list(kinds.values())[:6]))
+    await asyncio.gather(*(prove(task) for task in list(kinds.values())[:3]))
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -222,23 +224,23 @@ async def test_the_same_tasks_to_the_byte_with_other_workers_and_after_an_interr
 ) -> None:
     repository, all_tasks, _ = made
     alone, stopped = tmp_path / "alone", tmp_path / "stopped"
-    await make(client, repository, alone, jobs=1, count=6)
-    assert len(find_tasks(alone)) == 6
+    await make(client, repository, alone, jobs=1, count=4)
+    assert len(find_tasks(alone)) == 4
     everything = contents(all_tasks)
     assert all(everything[path] == content for path, content in contents(alone).items())
     # As a kill leaves it: some tasks are there, one was being written.
     for folder in find_tasks(alone)[::2]:
         shutil.copytree(folder, stopped / folder.name)
     shutil.copytree(find_tasks(alone)[1], stopped / f".{find_tasks(alone)[1].name}.partial")
-    summary = await make(client, repository, stopped, jobs=2, count=6)
-    assert (summary.kept, summary.new) == (6, 3)
+    summary = await make(client, repository, stopped, jobs=2, count=4)
+    assert (summary.kept, summary.new) == (4, 2)
     assert contents(stopped) == contents(alone)
     # Another seed adds, and repeats none.
     before = contents(stopped)
-    summary = await make(client, repository, stopped, jobs=2, count=4, seed=1)
-    assert (summary.kept, summary.new) == (4, 4)
+    summary = await make(client, repository, stopped, jobs=2, count=2, seed=1)
+    assert (summary.kept, summary.new) == (2, 2)
     tasks = [graded(folder) for folder in find_tasks(stopped)]
-    assert len({task.columns["fingerprint"] for task in tasks}) == 10
+    assert len({task.columns["fingerprint"] for task in tasks}) == 6
     assert before.items() <= contents(stopped).items()
 
 
@@ -246,29 +248,29 @@ async def test_the_same_tasks_to_the_byte_with_other_workers_and_after_an_interr
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"shop.py": "def f():\n    return 1\n"}, "has no tests"),
+        ({"shop.py": SHOP}, "has no tests"),
         ({"test_a.py": "def test_a():\n    pass\n"}, "no source with a function"),
         (
             {
-                "shop.py": "def f():\n    return 1\n",
+                "shop.py": SHOP,
                 "test_a.py": "from shop import f\n\n\ndef test_a():\n    assert f() == 2\n",
             },
             "no test of shop passes .1 failing",
         ),
         (
-            {"shop.py": "def f():\n    return 1\n", "test_a.py": "import absent\n"},
+            {"shop.py": SHOP, "test_a.py": "import absent\n"},
             "No module named 'absent'",
         ),
         (
             {
-                "shop.py": "def f():\n    return 1\n",
+                "shop.py": SHOP,
                 "test_a.py": "def test_a():\n    while True:\n        pass\n",
             },
             "take longer than 1 s",
         ),
         (
             {
-                "shop.py": "def f():\n    return 1\n",
+                "shop.py": SHOP,
                 "test_a.py": "def test_a():\n    pass\n",
             },
             "no test of shop reaches",

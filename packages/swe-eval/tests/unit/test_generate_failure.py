@@ -76,6 +76,18 @@ def test_report_is_titled_by_what_was_called() -> None:
     assert "KeyError" in report(nested).partition("\n\n")[0]
 
 
+def test_report_about_the_tests_own_function_is_titled_by_what_that_calls() -> None:
+    own = Failure(
+        test="t",
+        form="compared",
+        call="f(s)",
+        got="1",
+        want="2",
+        given={"f": "lambda s: shop.add(s, 1)", "s": "1"},
+    )
+    assert "`shop.add`" in report(own).partition("\n\n")[0]
+
+
 def test_report_without_a_telling_failure_has_the_tests_words() -> None:
     title, body = report().split("\n\n")
     assert "`add`" in title

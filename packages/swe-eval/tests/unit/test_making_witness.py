@@ -45,6 +45,14 @@ def seen(tmp_path: Path, body: str) -> dict[str, Any]:
             "for x in (0, 3):\n    assert add(x, x + 1) == 2 * x + 1",
             "With `x = 0`, `add(x, x + 1)` gives `-1`, expected `1`.",
         ),
+        (
+            "got = add(2, 3)\nassert got == 5",
+            "`add(2, 3)` gives `-1`, expected `5`.",
+        ),
+        (
+            "class Odd:\n    n = 3\nmade = Odd()\nmore = [made]\nassert add(more[0].n, 1) == 4",
+            "With `made = Odd()` and `more = [made]`, `add(more[0].n, 1)` gives `2`, expected `4`.",
+        ),
         ("assert add(2, 2)", "`add(2, 2)` gives `0`, which should count as true."),
         ("self.assertTrue(add(2, 2))", "`add(2, 2)` gives `0`, which should count as true."),
         ("assert refuse(1) == 1", "`refuse(1)` raises `KeyError: 1`, expected `1`."),

@@ -18,7 +18,10 @@ from swe_eval.generate.issue import TITLES
 __all__ = ["Failure", "added_lines", "chat_messages", "leaks", "stable", "write_report"]
 
 _MIN_LEAK = 10
-_WRAPPERS = frozenset({"dict", "len", "list", "repr", "set", "sorted", "str", "tuple"})
+_WRAPPERS = frozenset(
+    {"all", "any", "bool", "dict", "getattr", "hasattr", "int", "isinstance", "iter", "len"}
+    | {"list", "next", "repr", "set", "sorted", "str", "sum", "tuple", "type"}
+)
 _SPACES = re.compile(r"\s+")
 _RAISING_TITLES = (
     "`{function}` raises {error}",
@@ -124,13 +127,26 @@ def write_report(
     shown = [f for f in failures if not leaks(f.sentence(), added_lines(patch))]
     telling = [f for f in shown if f.is_telling]
     chosen = telling[:2] or shown[:1] or [Failure(test=chance.choice(list(failing)))]
-    subject = _called(chosen[0].call) or function.rpartition(".")[2]
+    subject = _subject(chosen[0]) or _plain(function)
     if chosen[0].is_telling and chosen[0].form == "raised":
         title = chance.choice(_RAISING_TITLES).format(function=subject, error=chosen[0].error)
     else:
         title = chance.choice(TITLES).format(function=f"`{subject}`")
     sentences = list(dict.fromkeys(failure.sentence() for failure in chosen))
     return f"{title}\n\n" + "\n\n".join(sentences)
+
+
+def _subject(failure: Failure) -> str:
+    """The function that a failure is about; of one of the test's own what that one calls."""
+    name = _called(failure.call)
+    origin = failure.given.get(name.partition(".")[0])
+    return name if origin is None else _called(origin)
+
+
+def _plain(function: str) -> str:
+    """The last part of a dotted name that a user would use."""
+    parts = [part for part in function.split(".") if not part.startswith("__")]
+    return (parts or [function])[-1]
 
 
 def _called(call: str) -> str:

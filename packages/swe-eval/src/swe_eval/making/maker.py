@@ -52,7 +52,7 @@ __all__ = ["MakeOptions", "Summary", "make_tasks"]
 
 logger = logging.getLogger(__name__)
 
-_BATCH = 6
+_BATCH = 10
 _REWORDED_AT_ONCE = 8
 _FINGERPRINT_LENGTH = 8
 

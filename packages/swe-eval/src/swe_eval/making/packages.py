@@ -92,20 +92,32 @@ def copy_pytest(target: Path) -> PythonPackages:
             "this Python has no pytest; install it, or name an environment that has it with "
             "--python"
         )
+    requirements = _pinned((name, d.version) for name, d in found.items())
+    _copy(found.values(), target, "".join(f"{line}\n" for line in requirements))
+    return PythonPackages(
+        python=Path(sys.executable),
+        version="{}.{}".format(*sys.version_info),
+        folder=target,
+        requirements=requirements,
+    )
+
+
+def _copy(
+    distributions: Iterable[importlib.metadata.Distribution], target: Path, requirements: str
+) -> None:
+    """Makes the folder, unless it is there: a running service may be using it."""
+    listing = target / "requirements.txt"
+    if listing.is_file() and listing.read_text("utf-8") == requirements:
+        return
     shutil.rmtree(target, ignore_errors=True)
-    for distribution in found.values():
+    for distribution in distributions:
         for path in distribution.files or ():
             # Not what lies outside, as programs do, nor what an import would make.
             if ".." not in path.parts and "__pycache__" not in path.parts:
                 place = target / path
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(str(path.locate()), place)
-    return PythonPackages(
-        python=Path(sys.executable),
-        version="{}.{}".format(*sys.version_info),
-        folder=target,
-        requirements=_pinned((name, d.version) for name, d in found.items()),
-    )
+    listing.write_text(requirements, "utf-8")
 
 
 def _requirements(distribution: importlib.metadata.Distribution) -> list[str]:
@@ -119,9 +131,10 @@ def _pinned(versions: Iterable[tuple[str, str]]) -> tuple[str, ...]:
 
 
 def own_packages(sources: Collection[str], folder: Path) -> list[str]:
-    """Packages of the repository that are installed in a folder too: unbroken copies."""
+    """Packages and modules of the repository that a folder holds too: copies without the bugs."""
     names = set()
     for path in sources:
         parts = path.removeprefix("src/").split("/")
-        names.add(parts[0])
+        if parts[1:] == ["__init__.py"] or (len(parts) == 1 and parts != ["setup.py"]):
+            names.add(parts[0])
     return sorted(name for name in names if (folder / name).exists())

@@ -14,7 +14,7 @@ from typing import Any
 __all__ = ["describe"]
 
 _MAX_TEXT = 240
-_MAX_LOCALS = 3
+_MAX_GIVEN = 4
 _EQUAL_CALLS = {"assertEqual", "assertEquals", "assertIs", "assertListEqual", "assertDictEqual"}
 _EQUAL_CALLS |= {"assertTupleEqual", "assertSetEqual", "assertSequenceEqual"}
 _EXPECTED_ERRORS = {"raises", "assertRaises", "assertRaisesRegex"}
@@ -57,18 +57,31 @@ class _Scene:
     def call(self, source: str) -> dict[str, Any]:
         """An expression and the test's variables in it, by value or by where they come from.
 
-        Empty where there is neither.
+        Empty where there is neither. A variable by itself is what it was assigned.
         """
-        used = [n.id for n in ast.walk(ast.parse(source or "0")) if isinstance(n, ast.Name)]
-        given = {}
-        for name in dict.fromkeys(used):
-            if name in self.names and not isinstance(self.names[name], (types.ModuleType, type)):
-                value = _repr(self.names[name])
-                given[name] = self._assigned.get(name, "") if value.startswith("<") else value
-                given[name] = given[name] or self._assigned.get(name, "")
-        if not all(given.values()) or len(given) > _MAX_LOCALS:
+        origin = self._assigned.get(source, "")
+        if origin and self.value(origin) == self.value(source):
+            source = origin
+        given: dict[str, str] = {}
+        if not source or not self._explain(source, given) or len(given) > _MAX_GIVEN:
             return {"call": ""}
         return {"call": source, "given": given}
+
+    def _explain(self, source: str, given: dict[str, str]) -> bool:
+        """Adds the variables that an expression uses, those first that others come from."""
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Name) or node.id in given or node.id not in self.names:
+                continue
+            name, value = node.id, self.names[node.id]
+            if isinstance(value, (types.ModuleType, type)):
+                continue
+            shown = _repr(value)
+            if not shown or shown.startswith("<"):
+                shown = self._assigned.pop(name, "")  # once: it may name itself
+                if not shown or not self._explain(shown, given):
+                    return False
+            given[name] = shown
+        return True
 
 
 def describe(error: BaseException, path: str) -> dict[str, Any]:
