@@ -10,7 +10,8 @@ Everything here is pure and deterministic. A task is named by its split and a nu
     print(task.hidden_tests)         # what the grader alone sees
 
 The splits `pretrain`, `train` and `heldout` share no repository, no function name and no bug
-(`check_disjoint` proves it for any tasks). Bugs for any other Python source: `mutate`.
+(`check_disjoint` proves it for any tasks). Bugs for any other Python source: `mutate`, and
+`find_places` where there are thousands; `swe_eval.making` makes tasks of them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from swe_eval.generate.harbor import HarborFolderExistsError, harbor_files, to_h
 from swe_eval.generate.issue import describe_result, write_issue
 from swe_eval.generate.mutate import KINDS, Mutation, mutate
 from swe_eval.generate.names import CONSTANTS, SYLLABLES, Split
+from swe_eval.generate.places import Bug, Place, find_places
 from swe_eval.generate.repository import (
     BUGS_PER_REPOSITORY,
     GRAMMAR_KINDS,
@@ -47,10 +49,12 @@ __all__ = [
     "SYLLABLES",
     "TEMPLATES",
     "VERBS",
+    "Bug",
     "FunctionSpec",
     "GeneratedTask",
     "HarborFolderExistsError",
     "Mutation",
+    "Place",
     "Repository",
     "Split",
     "SplitOverlapError",
@@ -59,6 +63,7 @@ __all__ = [
     "build_repository",
     "check_disjoint",
     "describe_result",
+    "find_places",
     "harbor_files",
     "load_written_repositories",
     "make_task",

@@ -11,22 +11,29 @@ anew on libcst, so that comments and formatting survive.
         print(bug.kind, bug.line, bug.source)
 
 `mutate` proposes; whether a test notices is the caller's business (`swe_eval.generate.select`).
-`find_places` finds the same bugs without making them, for modules with thousands.
+`swe_eval.generate.places` finds the same bugs without making them, for modules with thousands.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import libcst as cst
-from libcst.metadata import CodeRange, MetadataWrapper, PositionProvider
 
 from swe_eval.generate.expressions import Proposal, propose_for_expression, propose_initial_values
 from swe_eval.generate.statements import propose_for_block, propose_for_class, propose_for_if
 
-__all__ = ["KINDS", "Bug", "Mutation", "Place", "find_places", "mutate"]
+__all__ = [
+    "KINDS",
+    "Mutation",
+    "Site",
+    "cannot_parse",
+    "check_kinds",
+    "find_sites",
+    "mutate",
+    "source_with",
+]
 
 KINDS: tuple[str, ...] = (
     "operator_change",
@@ -71,62 +78,21 @@ class Mutation:
 
 
 @dataclass(frozen=True)
-class _Site:
+class Site:
+    """A node that a bug replaces, and what by."""
+
     kind: str
     path: tuple[str, ...]
+    """Names of the functions and classes around it."""
     owner: cst.CSTNode | None
+    """The innermost of them."""
     node: cst.CSTNode
     replacement: cst.CSTNode
 
     @property
     def function(self) -> str:
+        """Name of the innermost function or class; empty at top level."""
         return self.path[-1] if self.path else ""
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """Where one bug can go."""
-
-    kind: str
-    """One of `KINDS`."""
-    function: str
-    """Dotted name of the innermost function or class around it."""
-    first_line: int
-    """Of that function or class, from 1, decorators left out."""
-    last_line: int
-    _part: _Part
-    _site: _Site
-
-    def make(self) -> Bug | None:
-        """The bug; None if it would be no valid Python or no change."""
-        part = self._part
-        text = _source_with(part.module, part.text, self._site)
-        if text is None:
-            return None
-        return Bug(source=part.before + text + part.after, before=part.text, after=text)
-
-
-@dataclass(frozen=True)
-class Bug:
-    """A bug that was made."""
-
-    source: str
-    """The whole module with the bug in."""
-    before: str
-    """The statement at top level that holds it, as it was."""
-    after: str
-    """The same statement with the bug in."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Part:
-    """One statement of a module and what stands around it: bugs are made without all the rest."""
-
-    before: str
-    text: str
-    after: str
-    first_line: int
-    module: cst.Module
 
 
 class _Scope:
@@ -146,7 +112,7 @@ class _Collector(cst.CSTVisitor):
     """Walks a module once and notes each site where a bug of the wanted kinds can go."""
 
     def __init__(self, kinds: Collection[str], function: str | None) -> None:
-        self.sites: list[_Site] = []
+        self.sites: list[Site] = []
         self._kinds = kinds
         self._wanted = function
         self._path: list[str] = []
@@ -164,7 +130,7 @@ class _Collector(cst.CSTVisitor):
         owner = self._owners[-1] if self._owners else None
         for kind, replacement in proposals:
             if kind in self._kinds:
-                self.sites.append(_Site(kind, path, owner, node, replacement))
+                self.sites.append(Site(kind, path, owner, node, replacement))
 
     def on_visit(self, node: cst.CSTNode) -> bool:
         self._note(node, propose_for_expression(node))
@@ -302,80 +268,32 @@ def _compiles(source: str) -> bool:
     return True
 
 
-def _source_with(module: cst.Module, source: str, site: _Site) -> str | None:
+def find_sites(
+    module: cst.Module, kinds: Collection[str], function: str | None = None
+) -> list[Site]:
+    """Every site of some kinds, inside the function or class of a name if one is given."""
+    collector = _Collector(frozenset(kinds), function)
+    module.visit(collector)
+    return collector.sites
+
+
+def source_with(module: cst.Module, source: str, site: Site) -> str | None:
+    """The module with a bug in; None if that would be no change, or no valid Python."""
     changed = module.deep_replace(site.node, site.replacement)
     assert isinstance(changed, cst.Module)
     text = changed.code
     return text if text != source and _compiles(text) else None
 
 
-def _check_kinds(kinds: Collection[str]) -> None:
+def check_kinds(kinds: Collection[str]) -> None:
+    """Raises ValueError for an unknown kind."""
     if unknown := sorted(set(kinds) - set(KINDS)):
         raise ValueError(f"unknown kinds of bugs {unknown}; known: {', '.join(KINDS)}")
 
 
-def _cannot_parse(error: Exception) -> ValueError:
+def cannot_parse(error: Exception) -> ValueError:
+    """What to raise for a source with such an error."""
     return ValueError(f"cannot mutate source that does not parse: {error}")
-
-
-def _parts(source: str) -> Iterator[_Part]:
-    """The statements at top level that hold functions or classes."""
-    # As the parser counts lines; `splitlines` also ends them at form feeds and the like.
-    lines = [line + "\n" for line in source.split("\n")]
-    lines[-1] = lines[-1][:-1]
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    for node in ast.parse(source).body:
-        if not any(isinstance(inner, definitions) for inner in ast.walk(node)):
-            continue
-        decorators = getattr(node, "decorator_list", ())
-        first = min([node.lineno, *(decorator.lineno for decorator in decorators)]) - 1
-        assert node.end_lineno is not None
-        text = "".join(lines[first : node.end_lineno])
-        yield _Part(
-            before="".join(lines[:first]),
-            text=text,
-            after="".join(lines[node.end_lineno :]),
-            first_line=first + 1,
-            module=cst.parse_module(text),
-        )
-
-
-def find_places(source: str, *, kinds: Collection[str] = KINDS) -> list[Place]:
-    """Where bugs can go within functions and classes, in the order of `mutate`.
-
-    Two places may give the same source.
-
-    Raises:
-        ValueError: as `mutate`.
-    """
-    _check_kinds(kinds)
-    try:
-        parts = list(_parts(source))
-    except (SyntaxError, ValueError, cst.ParserSyntaxError) as error:
-        raise _cannot_parse(error) from error
-    places = []
-    for part in parts:
-        wrapper = MetadataWrapper(part.module, unsafe_skip_copy=True)
-        positions = wrapper.resolve(PositionProvider)
-        collector = _Collector(frozenset(kinds), None)
-        part.module.visit(collector)
-        for site in collector.sites:
-            if site.owner is None:
-                continue
-            where = positions[site.owner]
-            assert isinstance(where, CodeRange)
-            offset = part.first_line - 1
-            places.append(
-                Place(
-                    kind=site.kind,
-                    function=".".join(site.path),
-                    first_line=where.start.line + offset,
-                    last_line=where.end.line + offset,
-                    _part=part,
-                    _site=site,
-                )
-            )
-    return places
 
 
 def mutate(
@@ -391,17 +309,15 @@ def mutate(
     Raises:
         ValueError: `source` is no valid Python, or `kinds` names an unknown kind.
     """
-    _check_kinds(kinds)
+    check_kinds(kinds)
     try:
         module = cst.parse_module(source)
     except cst.ParserSyntaxError as error:
-        raise _cannot_parse(error) from error
-    collector = _Collector(frozenset(kinds), function)
-    module.visit(collector)
+        raise cannot_parse(error) from error
     old_lines = source.splitlines()
     seen: set[str] = set()
-    for site in collector.sites:
-        text = _source_with(module, source, site)
+    for site in find_sites(module, kinds, function):
+        text = source_with(module, source, site)
         if text is None or text in seen:
             continue
         seen.add(text)

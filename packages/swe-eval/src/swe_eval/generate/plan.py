@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from swe_eval.generate.mutate import Bug, Place
+from swe_eval.generate.places import Bug, Place
 from swe_eval.generate.select import fingerprint
 
 __all__ = [
