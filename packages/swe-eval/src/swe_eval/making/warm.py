@@ -305,7 +305,8 @@ class _Watch:
         asked = self._required if wanted is True else wanted
         if item.nodeid in asked and len(self._described) < MAX_DESCRIBED:
             witness = importlib.import_module("witness")
-            said = witness.describe(call.excinfo.value, str(item.path))
+            name = getattr(item, "originalname", None) or item.name
+            said = witness.describe(call.excinfo.value, name)
             self._described.append({"test": item.nodeid, **said})
 
     def pytest_runtest_logreport(self, report: Any) -> None:

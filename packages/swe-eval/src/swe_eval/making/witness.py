@@ -8,6 +8,7 @@ that gives something else the second time is no witness.
 from __future__ import annotations
 
 import ast
+import re
 import types
 from typing import Any
 
@@ -17,14 +18,15 @@ _MAX_TEXT = 240
 _MAX_GIVEN = 4
 _EQUAL_CALLS = {"assertEqual", "assertEquals", "assertIs", "assertListEqual", "assertDictEqual"}
 _EQUAL_CALLS |= {"assertTupleEqual", "assertSetEqual", "assertSequenceEqual"}
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _EXPECTED_ERRORS = {"raises", "assertRaises", "assertRaisesRegex"}
 
 
 class _Scene:
     """A test at the line where it failed: its statement and its variables."""
 
-    def __init__(self, path: str, frame: types.FrameType, line: int) -> None:
-        with open(path, "rb") as file:  # noqa: PTH123 -- runs once for every failing test
+    def __init__(self, frame: types.FrameType, line: int) -> None:
+        with open(frame.f_code.co_filename, "rb") as file:  # noqa: PTH123 -- runs once for every failing test
             tree = ast.parse(file.read())
         around = [n for n in ast.walk(tree) if isinstance(n, ast.stmt) and _spans(n, line)]
         around.sort(key=lambda node: node.lineno)
@@ -76,7 +78,7 @@ class _Scene:
             if isinstance(value, (types.ModuleType, type)):
                 continue
             shown = _repr(value)
-            if not shown or shown.startswith("<"):
+            if not shown or _is_object(value):
                 shown = self._assigned.pop(name, "")  # once: it may name itself
                 if not shown or not self._explain(shown, given):
                     return False
@@ -84,8 +86,8 @@ class _Scene:
         return True
 
 
-def describe(error: BaseException, path: str) -> dict[str, Any]:
-    """What the test in the file `path` saw.
+def describe(error: BaseException, name: str) -> dict[str, Any]:
+    """What the test function of this name saw.
 
     Returns:
         `form`: `compared`, `truth`, `raised`, `not_raised` or `other`; `error`, `message`: the
@@ -95,19 +97,19 @@ def describe(error: BaseException, path: str) -> dict[str, Any]:
     said: dict[str, Any] = {"form": "other", "error": type(error).__name__, "message": ""}
     try:
         said["message"] = _short(str(error).partition("\n")[0])
-        frame, line = _test_frame(error, path)
+        frame, line = _test_frame(error, name)
         if frame is not None:
-            said.update(_look(_Scene(path, frame, line), error))
+            said.update(_look(_Scene(frame, line), error))
     except Exception:  # noqa: S110 -- whatever the tested objects do when looked at
         pass
     return said
 
 
-def _test_frame(error: BaseException, path: str) -> tuple[types.FrameType | None, int]:
-    """The outermost frame in the test's own file, and its line."""
+def _test_frame(error: BaseException, name: str) -> tuple[types.FrameType | None, int]:
+    """The outermost frame of the test function, in whatever file it is, and its line."""
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_filename == path:
+        if trace.tb_frame.f_code.co_name == name:
             return trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
     return None, 0
@@ -205,9 +207,15 @@ def _unparse(node: ast.AST) -> str:
 
 
 def _repr(value: object) -> str:
-    """Its `repr`; empty if it is long or names a place in memory."""
+    """Its `repr`, without places in memory; empty if it is long."""
+    text = _ADDRESS.sub("", repr(value))
+    return "" if len(text) > _MAX_TEXT or "\n" in text else text
+
+
+def _is_object(value: object) -> bool:
+    """Whether its `repr` says where it is rather than what it is."""
     text = repr(value)
-    return "" if len(text) > _MAX_TEXT or " at 0x" in text or "\n" in text else text
+    return text.startswith("<") or _ADDRESS.search(text) is not None
 
 
 def _short(text: str) -> str:
