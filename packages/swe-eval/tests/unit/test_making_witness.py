@@ -57,6 +57,13 @@ def seen(tmp_path: Path, body: str) -> dict[str, Any]:
         ("self.assertTrue(add(2, 2))", "`add(2, 2)` gives `0`, which should count as true."),
         ("assert refuse(1) == 1", "`refuse(1)` raises `KeyError: 1`, expected `1`."),
         ("refuse('a')", "`refuse('a')` raises `KeyError: 'a'`."),
+        (
+            "shop = {}\nassert 3 == shop['a']",
+            "With `shop = {}`, `shop['a']` raises `KeyError: 'a'`, expected `3`.",
+        ),
+        ("shop = {}\nshop['a'] += 3", "With `shop = {}`, `shop['a'] += 3` raises `KeyError: 'a'`."),
+        ("shop = {}\ndel shop['a']", "With `shop = {}`, `del shop['a']` raises `KeyError: 'a'`."),
+        ("for x in refuse(1):\n    pass", "`refuse(1)` raises `KeyError: 1`."),
         ("x = refuse('a')", "`refuse('a')` raises `KeyError: 'a'`."),
         (
             "with pytest.raises(ValueError):\n    add(1, 2)",

@@ -119,12 +119,13 @@ class SuiteSandbox:
         data = json.dumps(job).encode()
         await sandbox.write_files([FileContent(f"{_HERE}/job.json", data)])
         runs = len(job["runs"])
+        wall_s = max(run.get("limits", job)["wall_s"] for run in job["runs"])
         done = await sandbox.run(
             Command(
                 argv=("python3", f"{_HERE}/warm.py", f"{_HERE}/job.json", results_path),
                 env={"PYTHONHASHSEED": str(seed)},
                 # Each run may take its time twice: the chosen tests, then all.
-                timeout_s=min(_LONGEST_S, 2 * runs * job["wall_s"] + SPARE_S),
+                timeout_s=min(_LONGEST_S, 2 * runs * wall_s + SPARE_S),
                 max_output_bytes=4000,
             )
         )
@@ -134,7 +135,7 @@ class SuiteSandbox:
                 "it (local.site_packages), or name an environment with --python"
             )
         results = await self._read_results(sandbox, results_path)
-        if len(results) < runs and not done.out_of_memory and not done.timed_out:
+        if done.exit_code and not done.out_of_memory and not done.timed_out:
             logger.warning("a process of test runs ended early: %s", done.stderr[-1000:])
         return results
 

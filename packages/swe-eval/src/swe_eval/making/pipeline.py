@@ -7,6 +7,7 @@ says depends on its candidate alone. So the tasks are the same whatever the numb
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -122,7 +123,10 @@ class Pipeline:
     def _pull(self) -> list[tuple[int, Bug, str]]:
         """The next candidates that have to be run."""
         batch: list[tuple[int, Bug, str]] = []
-        while len(batch) < _BATCH and self._next < len(self.candidates):
+        # Towards the end in small parts, of which less is in vain.
+        missing = self.options.count - self._selection.outcomes[Outcome.KEPT]
+        size = min(_BATCH, max(1, math.ceil(missing / self.options.jobs)))
+        while len(batch) < size and self._next < len(self.candidates):
             n, candidate = self._next, self.candidates[self._next]
             self._next += 1
             if self._selection.is_capped(candidate):

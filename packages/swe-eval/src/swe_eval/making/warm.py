@@ -51,8 +51,11 @@ def main(job_path: str, results_path: str) -> None:
         _compile(job["workdir"])
     with open(results_path, "w", encoding="utf-8") as results:  # noqa: PTH123
         for run in job["runs"]:
-            results.write(json.dumps(_do(job, run, work, here)) + "\n")
+            result = _do({**job, **run.get("limits", {})}, run, work, here)
+            results.write(json.dumps(result) + "\n")
             results.flush()
+            if run.get("stop") and result["end"] != "finished":
+                return
 
 
 def _preload_pytest() -> None:

@@ -136,13 +136,13 @@ def _look(scene: _Scene, error: BaseException) -> dict[str, Any]:
     if failed:
         call = _unparse(test) if test is not None else ""
         return {"form": "truth", "got": scene.value(call), **scene.call(call)} if call else {}
-    value = test or getattr(statement, "value", None)
-    return {"form": "raised", **scene.call(_unparse(value))} if value is not None else {}
+    raising = test or _raising(statement)
+    return {"form": "raised", **scene.call(_unparse(raising))} if raising is not None else {}
 
 
 def _compare(sides: tuple[ast.expr, ast.expr], scene: _Scene, *, failed: bool) -> dict[str, Any]:
     left, right = sides
-    if _calls(right) and not _calls(left):
+    if (_calls(right) and not _calls(left)) or (_is_literal(left) and not _is_literal(right)):
         left, right = right, left
     call, other = _unparse(left), _unparse(right)
     worked, value = scene.evaluate(call)
@@ -196,8 +196,24 @@ def _asserted(statement: ast.stmt) -> ast.expr | None:
     return None
 
 
+def _raising(statement: ast.stmt) -> ast.AST | None:
+    """What of a statement outside an assertion is worth showing when it raises."""
+    if isinstance(statement, (ast.Expr, ast.Return)):
+        return statement.value
+    if isinstance(statement, ast.Assign):
+        plain = all(isinstance(target, (ast.Name, ast.Tuple)) for target in statement.targets)
+        return statement.value if plain else statement
+    if isinstance(statement, ast.For):
+        return statement.iter
+    return statement if isinstance(statement, (ast.AugAssign, ast.Delete)) else None
+
+
 def _calls(node: ast.expr) -> bool:
     return any(isinstance(inner, ast.Call) for inner in ast.walk(node))
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return not any(isinstance(inner, (ast.Name, ast.Call)) for inner in ast.walk(node))
 
 
 def _unparse(node: ast.AST) -> str:
