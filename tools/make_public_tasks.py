@@ -40,7 +40,7 @@ def tailrace(*arguments: str) -> tuple[dict[str, Any], float]:
     began = time.monotonic()
     command = [sys.executable, "-m", "tailrace_cli", "tasks", *arguments, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=False, text=True)
-    if done.returncode not in {0, 1}:
+    if done.returncode not in {0, 1} or not done.stdout:
         raise SystemExit(f"{' '.join(command)} ended with exit code {done.returncode}")
     return json.loads(done.stdout.splitlines()[-1]), time.monotonic() - began
 

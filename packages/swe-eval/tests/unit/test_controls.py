@@ -35,6 +35,7 @@ ALTERABLE = {
     "f() == -3.5": -3.5,
     "f() == 'abc'": "abc",
     "f() == b'x1'": b"x1",
+    "f() == (\n        'one'  # first\n        'two'\n    )": "onetwo",
     "f() is True": True,
     "f() == [1, ('a', 2), {'k': 3}]": [1, ("a", 2), {"k": 3}],
     "f()": 1,

@@ -321,19 +321,24 @@ def _other_literal(old: str, chance: random.Random) -> str | None:
     if old in {"True", "False"}:
         return "False" if old == "True" else "True"
     places = [i for i, c in enumerate(old) if c.isascii() and c.isalnum()]
-    value = ast.literal_eval(old)
+    value = _value(old)
     for _ in range(_TRIES if places else 0):
         at = chance.choice(places)
         alphabet = _DIGITS if old[at].isdigit() else _LETTERS
         letter = chance.choice(alphabet)
         new = old[:at] + (letter.upper() if old[at].isupper() else letter) + old[at + 1 :]
         try:
-            found = ast.literal_eval(new)
+            found = _value(new)
         except (SyntaxError, ValueError):
             continue
         if type(found) is type(value) and found != value:
             return new
     return None
+
+
+def _value(literal: str) -> object:
+    # In brackets, for a string may be put together of several on lines of their own.
+    return ast.literal_eval(f"({literal}\n)")
 
 
 def _apply(source: str, edits: Sequence[_Edit]) -> str:
