@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,12 +22,10 @@ from swe_eval.making.packages import PythonPackages, copy_pytest, look_into, own
 from swe_eval.making.source_tree import SourceTree, read_repository
 from swe_eval.making.words import ChatWriter
 
-from tailrace_cli.sandboxes import targets
-from tailrace_cli.selftest import sandbox_alone
+from tailrace_cli.sandbox_service import sandbox_service
 from tailrace_cli.shell import INTERRUPTED
 from tailrace_cli.signals import unless_interrupted
-from tailrace_cli.stack import StackSpec, Supervisor
-from tailrace_cli.stack.health import free_ports
+from tailrace_cli.stack import StackSpec
 
 PACKAGES_FOLDER = ".site-packages"
 """Within the folder of tasks: what their tests need beside the repository."""
@@ -86,7 +83,11 @@ async def run_make(
         command.out.mkdir(parents=True, exist_ok=True)
         packages = _packages(command, tree, tell)
         async with contextlib.AsyncExitStack() as exits:
-            service = _sandbox_service(command.sandbox, stack, packages)
+            local = {
+                "python": str(packages.python.resolve()),
+                "site_packages": str(packages.folder.resolve()),
+            }
+            service = sandbox_service(command.sandbox, stack, local)
             target = await exits.enter_async_context(service)
             client = await exits.enter_async_context(
                 SandboxClient(ChannelConfig(target=target), owner="make", call_timeout_s=_CALL_S)
@@ -136,32 +137,6 @@ def _packages(command: MakeCommand, tree: SourceTree, tell: Tell) -> PythonPacka
         )
     tell(f"warning: {found}, for pytest needs it: agents see it without the bugs")
     return packages
-
-
-@contextlib.asynccontextmanager
-async def _sandbox_service(
-    target: str | None, stack: StackSpec, packages: PythonPackages
-) -> AsyncIterator[str]:
-    """The address of a sandbox service, which is started, with these packages, if none is given."""
-    if target is not None:
-        yield target
-        return
-    name = next(iter(targets(stack, None)))
-    (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory(prefix="tailrace-make-") as folder:
-        alone = sandbox_alone(stack, name, f"127.0.0.1:{port}", Path(folder))
-        (process,) = alone.processes
-        local = {
-            **process.config.get("local", {}),
-            "python": str(packages.python.resolve()),
-            "site_packages": str(packages.folder.resolve()),
-        }
-        config = {**process.config, "local": local}
-        alone = alone.model_copy(
-            update={"processes": (process.model_copy(update={"config": config}),)}
-        )
-        async with Supervisor(alone).running():
-            yield process.target
 
 
 def show(summary: Summary, took_s: float, console: Console) -> None:

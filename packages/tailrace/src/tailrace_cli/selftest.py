@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,11 +25,10 @@ from swe_eval.tasks.selftest_file import Record, SelfTestFile
 from swe_eval.tasks.sets import open_task_sets
 from swe_eval.tasks.validate import validate
 
-from tailrace_cli.sandboxes import targets
+from tailrace_cli.sandbox_service import sandbox_service
 from tailrace_cli.shell import BAD_INPUT, INTERRUPTED
 from tailrace_cli.signals import unless_interrupted
-from tailrace_cli.stack import StackSpec, Supervisor
-from tailrace_cli.stack.health import free_ports
+from tailrace_cli.stack import StackSpec
 from tailrace_cli.tasks import as_row
 
 _WORDS = {
@@ -114,7 +112,7 @@ async def run_selftest(options: SelfTestOptions, stack: StackSpec, *, as_json: b
     async def work() -> None:
         if not todo:
             return
-        async with _sandbox_service(options, stack) as target:
+        async with sandbox_service(options.sandbox, stack) as target:
             await _test(todo, file, target, options, config, found, console)
 
     with contextlib.closing(file):
@@ -189,31 +187,6 @@ def _eval_config(stack: StackSpec) -> EvalConfig:
                 wrong = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
                 raise ConfigError(f"process {process.name!r}: {'; '.join(wrong)}") from error
     return EvalConfig()
-
-
-@contextlib.asynccontextmanager
-async def _sandbox_service(options: SelfTestOptions, stack: StackSpec) -> AsyncIterator[str]:
-    """The address of a sandbox service, which is started unless there is one."""
-    if options.sandbox is not None:
-        yield options.sandbox
-        return
-    name = next(iter(targets(stack, None)))
-    (port,) = free_ports(1)
-    with tempfile.TemporaryDirectory(prefix="tailrace-selftest-") as folder:
-        alone = sandbox_alone(stack, name, f"127.0.0.1:{port}", Path(folder))
-        async with Supervisor(alone).running():
-            yield alone.processes[0].target
-
-
-def sandbox_alone(stack: StackSpec, name: str, target: str, folder: Path) -> StackSpec:
-    """Of a stack one sandbox service, at another address and in another folder."""
-    (process,) = (p for p in stack.processes if p.name == name)
-    server = {**process.config.get("server", {}), "bind": target}
-    config = {**process.config, "server": server, "state_dir": str(folder / "sandbox")}
-    moved = process.model_copy(
-        update={"address": f"grpc://{target}", "after": (), "config": config}
-    )
-    return stack.model_copy(update={"state_dir": folder, "processes": (moved,)})
 
 
 def _bar(console: Console) -> Progress:

@@ -11,7 +11,7 @@ from swe_eval import EvalConfig, HarborSetConfig, open_task_sets
 from swe_eval.generate import make_task, to_harbor
 from swe_eval.tasks.selftest_file import read_records
 from tailrace_cli.cli import app
-from tailrace_cli.selftest import sandbox_alone
+from tailrace_cli.sandbox_service import sandbox_alone
 from tailrace_cli.stack import load_stack
 from tailrace_cli.stack.files import LOCAL_STACK
 from typer.testing import CliRunner
