@@ -132,7 +132,7 @@ async def client(sandbox_target: str) -> AsyncIterator[SandboxClient]:
 
 
 async def make(client: SandboxClient, repository: Path, out: Path, **options: object) -> Summary:
-    chosen = {"count": 100, "per_function": 0, "timeout_s": 20.0, "kinds": KINDS, **options}
+    chosen = {"count": 100, "per_function": 0, "timeout_s": 12.0, "kinds": KINDS, **options}
     return await make_tasks(
         read_repository(repository),
         out,

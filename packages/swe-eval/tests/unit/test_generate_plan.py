@@ -20,6 +20,7 @@ from swe_eval.generate.plan import (
     fingerprint_of,
     in_turn,
     judge,
+    run_limit,
 )
 
 SOURCE = '''\
@@ -163,6 +164,12 @@ def test_lists_are_disjoint_and_hold_in_every_run(letters: list[str]) -> None:
             assert test not in trial.fail_to_pass or letter in "fe"
             assert test not in trial.pass_to_pass or letter == "p"
     assert (trial.outcome is Outcome.KEPT) == bool(trial.fail_to_pass and trial.pass_to_pass)
+
+
+def test_the_limit_of_a_run_does_not_follow_the_suites_time_closely() -> None:
+    assert {run_limit(suite_s, 60.0) for suite_s in (0.1, 0.3, 0.9, 2.5)} == {10.0}
+    assert run_limit(2.6, 60.0) == 30.0
+    assert run_limit(25.0, 60.0) == 60.0
 
 
 # -- identity

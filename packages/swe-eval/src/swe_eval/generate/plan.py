@@ -29,6 +29,7 @@ __all__ = [
     "fingerprint_of",
     "in_turn",
     "judge",
+    "run_limit",
 ]
 
 PASSED, FAILED, ERROR, SKIPPED, MISSING = "p", "f", "e", "s", "-"
@@ -106,6 +107,17 @@ def judge(tests: Sequence[str], runs: Sequence[SuiteRun]) -> Trial:
     if not passing:
         return Trial(outcome=Outcome.BROKE_SUITE)
     return Trial(outcome=Outcome.KEPT, fail_to_pass=failing, pass_to_pass=passing)
+
+
+def run_limit(suite_s: float, timeout_s: float) -> float:
+    """The processor time that a run with a bug may take, in seconds.
+
+    A sixth of the time-out, a half or all of it: the least that is four times the suite's own time.
+    What the suite took is not the same twice, and a limit that follows it would decide about slow
+    bugs by chance.
+    """
+    parts = (timeout_s / 6, timeout_s / 2)
+    return next((part for part in parts if part >= 4 * suite_s), timeout_s)
 
 
 def fingerprint_of(path: str, bug: Bug) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from swe_eval.errors import RepositoryError
 from swe_eval.generate.failure import Failure
-from swe_eval.generate.plan import PASSED, RUN_ENDS, SuiteRun
+from swe_eval.generate.plan import PASSED, RUN_ENDS, SuiteRun, run_limit
 from swe_eval.generate.repository_task import WORKDIR
 from swe_eval.grading.prepare import is_protected
 from swe_eval.making.box import MEMORY_BYTES, MIB, SPARE_S, Job, SuiteSandbox
@@ -17,8 +17,6 @@ from swe_eval.making.source_tree import SourceTree, matches
 __all__ = ["Baseline", "Examined", "examine", "run_baseline"]
 
 FILE_BYTES = 64 * MIB
-_PROCESSOR_SLACK_S = 1.0
-_SLOWER = 3.0
 _WALL_FACTOR = 4.0
 
 
@@ -210,7 +208,7 @@ async def examine(
         For each bug its runs: one if it was not noticed or broke the suite, else two, the second
         in reverse order and with other hashes.
     """
-    cpu_s = min(timeout_s, _SLOWER * baseline.cpu_s + _PROCESSOR_SLACK_S)
+    cpu_s = run_limit(baseline.cpu_s, timeout_s)
     job = _job(paths=baseline.paths, required=baseline.required, cpu_s=cpu_s, runs=())
     runs = {
         n: {"id": n, "path": path, "source": source, "targets": list(tests), "describe": True}
