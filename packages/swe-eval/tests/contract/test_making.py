@@ -68,7 +68,12 @@ def test_add(a, b, c):
 
 
 def test_total(items):
+    # Stays behind whenever it fails.
+    os.mkdir("work")
+    open("/tmp/shop.lock", "x").close()
     assert total(items) == 7
+    os.rmdir("work")
+    os.unlink("/tmp/shop.lock")
     open("left behind", "w").close()
 
 
@@ -181,6 +186,20 @@ async def test_every_bug_is_noticed_within_time_and_where_a_test_reaches(made: M
     assert sum(summary.outcomes.values()) == summary.tried == summary.candidates
     assert {task.columns["function"] for task in tasks} == {"add", "total", "drain"}
     assert len({task.columns["fingerprint"] for task in tasks}) == len(tasks)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_one_bugs_run_leaves_behind_fails_no_test_of_another(made: Made) -> None:
+    _, out, _ = made
+    failing: dict[str, set[str]] = {"add": set(), "total": set(), "drain": set()}
+    for task in map(graded, find_tasks(out)):
+        for test in task.grader.fail_to_pass:  # type: ignore[union-attr]
+            failing[str(task.columns["function"])].add(test.rpartition("::")[2].partition("[")[0])
+    assert failing == {
+        "add": {"test_add"},
+        "total": {"test_total", "test_of_nothing"},
+        "drain": {"test_count"},
+    }
 
 
 @pytest.mark.asyncio(loop_scope="module")

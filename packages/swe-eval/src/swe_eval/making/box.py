@@ -108,7 +108,7 @@ class SuiteSandbox:
         await sandbox.write_files(
             [
                 FileContent(f"{_HERE}/{name}", package.joinpath(name).read_bytes())
-                for name in ("warm.py", "witness.py")
+                for name in ("warm.py", "witness.py", "workspace.py")
             ]
         )
         return sandbox
@@ -137,6 +137,8 @@ class SuiteSandbox:
         results = await self._read_results(sandbox, results_path)
         if done.exit_code and not done.out_of_memory and not done.timed_out:
             logger.warning("a process of test runs ended early: %s", done.stderr[-1000:])
+        if done.exit_code or done.out_of_memory or done.timed_out:
+            await self.close()  # nobody has put back what its last run left
         return results
 
     @staticmethod

@@ -18,6 +18,8 @@ __all__ = ["Baseline", "Examined", "examine", "run_baseline"]
 
 FILE_BYTES = 64 * MIB
 _WALL_FACTOR = 4.0
+_OUTSIDE = ("/tmp", "/var/tmp", "/dev/shm", "~")  # noqa: S108 -- inside the sandbox
+"""Where tests leave things beside the repository's folder; a sandbox shuts them out elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +58,7 @@ def _job(
 ) -> Job:
     return {
         "workdir": WORKDIR,
+        "outside": list(_OUTSIDE),
         "paths": list(paths),
         "required": list(required),
         "cpu_s": cpu_s,

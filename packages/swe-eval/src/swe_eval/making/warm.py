@@ -6,7 +6,8 @@ its runs as soon as that has ended, so that what was done is known even if this 
 
 A run's tests see the repository as the grader's do: same options, same working directory, no
 plug-ins. Whatever a run leaves behind is undone: its processes are killed, also those that left
-its group (this process adopts them), its temporary files removed, the repository's files restored.
+its group (this process adopts them), the repository's folder and those
+for temporary files put back as they were (`workspace`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import importlib
 import json
 import os
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -45,13 +45,17 @@ def main(job_path: str, results_path: str) -> None:
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     sys.path[0] = here
     importlib.import_module("witness")
+    folders = importlib.import_module("workspace")
+    # The repository may have a module of this name.
+    del sys.modules["workspace"]
     _preload_pytest()
-    work = Workspace(job["workdir"])
+    outside = [os.path.expanduser(path) for path in job["outside"]]  # noqa: PTH111
+    work = folders.Workspace(job["workdir"], outside, keep=here)
     if job.get("compile"):
         _compile(job["workdir"])
     with open(results_path, "w", encoding="utf-8") as results:  # noqa: PTH123
         for run in job["runs"]:
-            result = _do({**job, **run.get("limits", {})}, run, work, here)
+            result = _do({**job, **run.get("limits", {})}, run, folders, work, here)
             results.write(json.dumps(result) + "\n")
             results.flush()
             if run.get("stop") and result["end"] != "finished":
@@ -74,74 +78,30 @@ def _compile(workdir: str) -> None:
     compileall.compile_dir(workdir, quiet=2, invalidation_mode=mode)
 
 
-class Workspace:
-    """The repository's folder, as it was at the start."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
-        self._pristine = {path: self._read(path) for path in self._paths()}
-        self._seen = {path: self._stat(path) for path in self._pristine}
-
-    def _paths(self) -> list[str]:
-        found = []
-        for place, folders, names in os.walk(self.folder):
-            folders[:] = [name for name in folders if name != "__pycache__"]
-            found += [os.path.join(place, name) for name in names]  # noqa: PTH118
-        return found
-
-    @staticmethod
-    def _stat(path: str) -> tuple[int, int, int]:
-        status = os.lstat(path)
-        return status.st_mode, status.st_size, status.st_mtime_ns
-
-    @staticmethod
-    def _read(path: str) -> bytes:
-        with open(path, "rb") as file:  # noqa: PTH123
-            return file.read()
-
-    def put(self, path: str, source: str) -> None:
-        """Writes a source into the folder."""
-        with open(os.path.join(self.folder, path), "wb") as file:  # noqa: PTH118, PTH123
-            file.write(source.encode())
-
-    def restore(self) -> None:
-        """Undoes every change to files, by whoever."""
-        for path in self._paths():
-            if path not in self._pristine:
-                os.unlink(path)  # noqa: PTH108
-        for path, content in self._pristine.items():
-            try:
-                if self._stat(path) == self._seen[path]:
-                    continue
-                os.unlink(path)  # noqa: PTH108
-            except OSError:
-                os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-            with open(path, "wb") as file:  # noqa: PTH123
-                file.write(content)
-            os.chmod(path, self._seen[path][0] & 0o777)  # noqa: PTH101
-            self._seen[path] = self._stat(path)
-
-
-def _do(job: Job, run: Run, work: Workspace, here: str) -> dict[str, Any]:
+def _do(job: Job, run: Run, folders: Any, work: Any, here: str) -> dict[str, Any]:
     """One entry of a job: the chosen tests first, until one fails, then all."""
-    try:
-        if run.get("path"):
-            work.put(run["path"], run["source"])
-        if run.get("targets"):
-            first = _fork(job, {**run, "first": True}, here)
-            if first["end"] != "finished":
-                return {**first, "id": run["id"]}
-            if not first["failed"]:
-                return {"id": run["id"], "end": "unnoticed"}
-        return {**_fork(job, {**run, "first": False}, here), "id": run["id"]}
-    finally:
-        work.restore()
+
+    def attempt(first: bool) -> dict[str, Any]:
+        try:
+            if run.get("path"):
+                work.put(run["path"], run["source"])
+            folders.remove(os.path.join(here, "scratch"))  # noqa: PTH118
+            return {**_fork(job, {**run, "first": first}, here), "id": run["id"]}
+        finally:
+            work.restore()
+
+    if run.get("targets"):
+        found = attempt(True)
+        if found["end"] != "finished":
+            return found
+        if not found["failed"]:
+            return {"id": run["id"], "end": "unnoticed"}
+    return attempt(False)
 
 
 def _fork(job: Job, run: Run, here: str) -> dict[str, Any]:
     """Runs the tests in a child of its own, within limits."""
     scratch = os.path.join(here, "scratch")  # noqa: PTH118
-    shutil.rmtree(scratch, ignore_errors=True)
     os.makedirs(scratch)  # noqa: PTH103
     answer = os.path.join(scratch, "answer")  # noqa: PTH118
     log = os.path.join(scratch, "log")  # noqa: PTH118
