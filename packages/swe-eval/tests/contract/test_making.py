@@ -45,9 +45,34 @@ def drain(items):
     return count
 
 
+def never_broken(a):
+    return a + 2
+
+
 def never_called(a):
     return a + 1
 ''',
+    "tests/base.py": """\
+from shop import drain
+
+
+class Counted:
+    def test_inherited(self):
+        assert drain([1, 2, 3]) == 3
+
+
+class Other:
+    def test_other(self):
+        pass
+""",
+    "tests/test_inherits.py": """\
+from base import Counted
+
+
+class TestCounted(Counted):
+    pass
+""",
+    "docs/old.txt": "def never_broken(a):\n    return a + 2\n",
     "tests/conftest.py": (
         "import pytest\n\n\n@pytest.fixture\ndef items():\n    return [1, 2, 4]\n"
     ),
@@ -58,6 +83,7 @@ import sys
 import pytest
 
 from shop import add, drain, total
+from shop.sums import never_broken
 
 CLEAN = not os.path.exists("left behind")
 
@@ -85,6 +111,10 @@ class TestDrain:
 def test_of_nothing():
     assert CLEAN  # what a run leaves behind is gone in the next
     assert total([]) == 0
+
+
+def test_never_broken():
+    assert never_broken(1) == 3
 
 
 def test_that_fails():
@@ -182,6 +212,7 @@ async def test_every_bug_is_noticed_within_time_and_where_a_test_reaches(made: M
     _, out, summary = made
     tasks = [graded(folder) for folder in find_tasks(out)]
     assert summary.kept == summary.new == len(tasks) >= 7
+    assert summary.outcomes["shown"] == 2  # of a function that is in the docs, too
     assert summary.outcomes["timeout"] >= 1  # `items.pop()` taken out
     assert sum(summary.outcomes.values()) == summary.tried == summary.candidates
     assert {task.columns["function"] for task in tasks} == {"add", "total", "drain"}
@@ -198,7 +229,7 @@ async def test_what_one_bugs_run_leaves_behind_fails_no_test_of_another(made: Ma
     assert failing == {
         "add": {"test_add"},
         "total": {"test_total", "test_of_nothing"},
-        "drain": {"test_count"},
+        "drain": {"test_count", "test_inherited"},
     }
 
 
@@ -213,6 +244,10 @@ async def test_the_agent_sees_the_bug_and_not_the_tests_that_notice_it(made: Mad
             name = test.rpartition("::")[2].partition("[")[0]
             assert f"def {name}(" not in files["tests/test_sums.py"]
         assert task.environment.env == {"PYTHONPATH": "/app/src"}
+        if task.columns["function"] == "drain":
+            assert "tests/test_inherits.py" not in files
+            assert "test_inherited" not in files["tests/base.py"]
+            assert "class Other" in files["tests/base.py"]
     one = next(f for f in find_tasks(out) if graded(f).columns["function"] == "add")
     assert "`add(a, b)`" in graded(one).instruction
     assert contents(repository) == {path: text.encode() for path, text in sorted(FILES.items())}

@@ -62,6 +62,53 @@ def test_links_within_become_files_and_others_are_left_out(folder: Path, tmp_pat
     assert set(files) == KEPT | {"inner.py"}
 
 
+def test_copies_of_the_sources_are_left_out(folder: Path) -> None:
+    for copy in ("build/lib/shop/sums.py", "dist/a.txt", "env/lib/sums.py", "htmlcov/sums.html"):
+        add(folder / copy)
+    add(folder / "shop.egg-info/SOURCES.txt")
+    add(folder / "tools/mine/lib/sums.py")
+    add(folder / "tools/mine/pyvenv.cfg")
+    assert set(read_repository(folder).files) == KEPT
+    # A package of such a name is a source.
+    add(folder / "build/__init__.py")
+    add(folder / "shop/env/x.py")
+    files = set(read_repository(folder).files)
+    added = {"build/__init__.py", "build/lib/shop/sums.py", "shop/env/x.py"}
+    assert files == KEPT | added
+
+
+@pytest.mark.parametrize("archive", [False, True])
+def test_tasks_that_were_made_are_left_out(folder: Path, tmp_path: Path, archive: bool) -> None:
+    before = read_repository(folder).short_digest
+    toml = '[metadata]\nfingerprint = "f"\nsource = "s"\n'
+    add(folder / "some/shop-1/task.toml", toml)
+    add(folder / "some/shop-1/solution/gold.patch")
+    add(folder / "some/.shop-2.partial/task.toml", toml)
+    add(folder / "some/.site-packages/pytest.py")
+    source = folder
+    if archive:
+        made = shutil.make_archive(str(tmp_path / "a"), "gztar", root_dir=folder)
+        source = Path(made)
+    assert read_repository(source).short_digest == before
+    add(folder / "tasks/notes.txt")
+    assert read_repository(folder, out=folder / "tasks").short_digest == before
+    with pytest.raises(RepositoryError, match="is where the tasks go"):
+        read_repository(folder, out=folder)
+
+
+def add(file: Path, text: str = "x") -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+def test_lines_that_another_file_repeats_are_found(folder: Path) -> None:
+    assert not read_repository(folder).repeats("shop/sums.py", 1, 2)
+    add(folder / "docs/sums.rst", "  def add(a, b):\r\n      return a + b  \r\n")
+    assert read_repository(folder).repeats("shop/sums.py", 1, 2)
+    add(folder / "docs/sums.rst", "def add(a, b):\n    return a + bee\n")
+    assert not read_repository(folder).repeats("shop/sums.py", 1, 2)
+
+
 def test_bugs_go_where_grading_keeps_a_repair(folder: Path) -> None:
     (folder / "shop/test_utils.py").write_text("def f():\n    return 1\n")
     tree = read_repository(folder)

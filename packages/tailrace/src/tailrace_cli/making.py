@@ -79,7 +79,7 @@ async def run_make(
 
     async def work() -> None:
         nonlocal summary, packages
-        tree = read_repository(command.repository, command.name)
+        tree = read_repository(command.repository, command.name, command.out)
         command.out.mkdir(parents=True, exist_ok=True)
         packages = _packages(command, tree, tell)
         async with contextlib.AsyncExitStack() as exits:

@@ -51,6 +51,8 @@ class Outcome(StrEnum):
     DUPLICATE = "duplicate"
     CAPPED = "capped"
     """Its function or file has as many tasks as it may."""
+    SHOWN = "shown"
+    """Another file has the unbroken function, or the source with the bug in the failing test."""
     INVALID = "invalid"
     """No change, or no valid Python."""
 
@@ -62,6 +64,11 @@ class Candidate:
     path: str
     place: Place
     tests: tuple[str, ...]
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First and last line of the function."""
+        return self.place.first_line, self.place.last_line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,6 +64,8 @@ class RepositoryTask:
     gold_patch: str
     fail_to_pass: Sequence[str]
     pass_to_pass: Sequence[str]
+    defined: Mapping[str, str]
+    """Of failing tests whose function is in another file (they are inherited) that one's id."""
     fingerprint: str
     behaviour: str
     source: str
@@ -101,11 +104,15 @@ def repository_files(
         setting: What its tests need.
     """
     required = (*task.fail_to_pass, *task.pass_to_pass)
-    hidden = {test.partition("::")[0] for test in required}
+    # What is held back of another file than the tests' own comes back for grading, too.
+    hidden = {test.partition("::")[0] for test in (*required, *task.defined.values())}
     seen = {**files, task.module: task.broken.encode()}
-    for path in sorted({test.partition("::")[0] for test in task.fail_to_pass}):
-        failing = [t.partition("::")[2] for t in task.fail_to_pass if t.partition("::")[0] == path]
-        left = without_tests(tests[path], failing)
+    failing: defaultdict[str, list[str]] = defaultdict(list)
+    for test in (*task.fail_to_pass, *task.defined.values()):
+        path, _, name = test.partition("::")
+        failing[path].append(name)
+    for path, names in sorted(failing.items()):
+        left = without_tests(tests[path], names)
         if left is None:
             del seen[path]
         else:

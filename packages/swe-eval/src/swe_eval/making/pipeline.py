@@ -131,6 +131,9 @@ class Pipeline:
             self._next += 1
             if self._selection.is_capped(candidate):
                 continue  # and will be when its turn comes
+            if self.tree.repeats(candidate.path, *candidate.span):
+                self._seen[n].set_result(_Seen(dropped=Outcome.SHOWN))
+                continue
             bug = candidate.place.make()
             if bug is None:
                 self._seen[n].set_result(_Seen(dropped=Outcome.INVALID))
@@ -177,6 +180,9 @@ class Pipeline:
             selection.drop(trial.outcome)
             return None
         task = self._task(candidate, seen, seen.bug, trial)
+        if candidate.path in {at.partition("::")[0] for at in task.defined.values()}:
+            selection.drop(Outcome.SHOWN)
+            return None
         if not selection.keep(candidate, task.behaviour):
             return None
         self.tell(
@@ -208,6 +214,7 @@ class Pipeline:
             gold_patch=patch,
             fail_to_pass=trial.fail_to_pass,
             pass_to_pass=trial.pass_to_pass,
+            defined={t: at for t, at in self.baseline.defined.items() if t in failing},
             fingerprint=seen.fingerprint,
             # The wording is drawn by the fingerprint: only what it says tells two bugs apart.
             behaviour=behaviour_of(candidate, trial, report.partition("\n\n")[2]),
@@ -231,7 +238,8 @@ class Pipeline:
         """Lines of the tests that the agent does not see."""
         files = self._files(task)
         lines: set[str] = set()
-        for path in {test.partition("::")[0] for test in task.fail_to_pass}:
+        failing = (*task.fail_to_pass, *task.defined.values())
+        for path in {test.partition("::")[0] for test in failing}:
             seen = files.get(f"environment/repo/{path}", b"").decode().splitlines()
             lines |= set(self.tree.texts[path].splitlines()) - set(seen)
         return lines

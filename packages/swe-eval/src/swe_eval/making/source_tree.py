@@ -38,10 +38,13 @@ _LEFT_OUT = frozenset(
         ".tox",
         ".venv",
         "__pycache__",
+        ".site-packages",
         "node_modules",
         "venv",
     }
 )
+_BUILT = frozenset({"build", "dist", "env", "htmlcov"})
+"""At the top, where they are no packages: copies of the sources, and of what they look like."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 
@@ -77,6 +80,17 @@ class SourceTree:
                     continue
         return found
 
+    def repeats(self, path: str, first_line: int, last_line: int) -> bool:
+        """Whether a file other than `path` has these lines of it, indented as it may be."""
+        lines = self.texts[path].split("\n")[first_line - 1 : last_line]
+        part = _unindented("\n".join(lines))
+        return any(part in text for other, text in self._unindented.items() if other != path)
+
+    @cached_property
+    def _unindented(self) -> Mapping[str, str]:
+        files = self.files.items()
+        return {path: _unindented(file.content.decode("utf-8", "replace")) for path, file in files}
+
     def sources(self, include: Collection[str], exclude: Collection[str]) -> list[str]:
         """Files where bugs may go: those whose repair grading would not drop as one of tests."""
         return [
@@ -95,17 +109,28 @@ def matches(path: str, globs: Collection[str]) -> bool:
     return any(fnmatchcase(part, glob.rstrip("/")) for glob in globs for part in above)
 
 
-def read_repository(path: Path, name: str = "") -> SourceTree:
+def _unindented(text: str) -> str:
+    return "\n".join(["", *(line.strip() for line in text.split("\n")), ""])
+
+
+def read_repository(path: Path, name: str = "", out: Path | None = None) -> SourceTree:
     """Reads a folder, or an archive (`.tar.gz`, `.zip` and the like) that holds one.
 
-    Version control, caches and virtual environments are left out; links to files within become
-    files.
+    Version control, caches, virtual environments, what was built and tasks that were made are
+    left out; links to files within become files.
+
+    Args:
+        path: Where it is.
+        name: Its name in tasks; empty: that of the folder or archive.
+        out: A folder that is left out: the tasks go there.
 
     Raises:
         RepositoryError: there is no such thing, it is too large, or it holds no Python.
     """
+    if path.is_dir() and out is not None and path.resolve() == out.resolve():
+        raise RepositoryError(f"{path} is where the tasks go; name another folder for them")
     if path.is_dir():
-        members, stem = _folder_files(path), path.resolve().name
+        members, stem = _folder_files(path, out), path.resolve().name
     elif path.is_file() and path.name.endswith(_ARCHIVES):
         members, stem = _archive_files(path), re.sub(r"\.(tar\.\w+|tgz|zip)$", "", path.name)
     elif path.exists():
@@ -115,7 +140,7 @@ def read_repository(path: Path, name: str = "") -> SourceTree:
     files: dict[str, TreeFile] = {}
     total = 0
     for relative, file in members:
-        if not _LEFT_OUT.isdisjoint(relative.split("/")) or relative.endswith((".pyc", ".pyo")):
+        if is_left_out(relative):
             continue
         total += len(file.content)
         if total > MAX_BYTES:
@@ -124,9 +149,39 @@ def read_repository(path: Path, name: str = "") -> SourceTree:
                 "make a copy without what the tests don't need"
             )
         files[relative] = file
+    files = _without_copies(files)
     if not any(relative.endswith(".py") for relative in files):
         raise RepositoryError(f"{path} holds no Python files")
     return SourceTree(name=plain_name(name or stem), files=dict(sorted(files.items())))
+
+
+def is_left_out(path: str) -> bool:
+    """Whether a file is version control's, a cache's, an environment's or was built."""
+    parts = path.split("/")
+    return (
+        not _LEFT_OUT.isdisjoint(parts)
+        or path.endswith((".pyc", ".pyo"))
+        or any(part.endswith(".egg-info") for part in parts)
+    )
+
+
+def _without_copies(files: Mapping[str, TreeFile]) -> dict[str, TreeFile]:
+    """Without environments, what was built, and tasks made of this or another repository."""
+    dropped = {name for name in _BUILT if f"{name}/__init__.py" not in files}
+    for path, file in files.items():
+        folder, _, name = path.rpartition("/")
+        if folder and (name == "pyvenv.cfg" or (name == "task.toml" and _is_ours(file.content))):
+            dropped.add(folder)
+    return {
+        path: file
+        for path, file in files.items()
+        if dropped.isdisjoint(parent.as_posix() for parent in PurePosixPath(path).parents)
+    }
+
+
+def _is_ours(content: bytes) -> bool:
+    """Whether a `task.toml` is of a task that was made of a repository."""
+    return all(re.search(rb"(?m)^%s = " % key, content) for key in (b"fingerprint", b"source"))
 
 
 def plain_name(text: str) -> str:
@@ -134,10 +189,17 @@ def plain_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "repository"
 
 
-def _folder_files(folder: Path) -> Iterator[tuple[str, TreeFile]]:
-    real = folder.resolve()
+def _folder_files(folder: Path, out: Path | None) -> Iterator[tuple[str, TreeFile]]:
+    real, away = folder.resolve(), out and out.resolve()
     for place, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        if Path(place) != folder and _holds_copies(Path(place), names):
+            folders[:] = []
+            continue
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not is_left_out(name) and (away is None or Path(place, name).resolve() != away)
+        )
         for name in sorted(names):
             path = Path(place, name)
             try:
@@ -150,6 +212,13 @@ def _folder_files(folder: Path) -> Iterator[tuple[str, TreeFile]]:
                     raise RepositoryError(f"{path} is larger than {MAX_BYTES} bytes")
                 executable = bool(status.st_mode & 0o100)
                 yield path.relative_to(folder).as_posix(), TreeFile(path.read_bytes(), executable)
+
+
+def _holds_copies(folder: Path, names: Collection[str]) -> bool:
+    # Left out later in any case: here so that the size of it doesn't count.
+    if "pyvenv.cfg" in names:
+        return True
+    return "task.toml" in names and _is_ours(folder.joinpath("task.toml").read_bytes())
 
 
 def _archive_files(path: Path) -> Iterator[tuple[str, TreeFile]]:

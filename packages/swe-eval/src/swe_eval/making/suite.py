@@ -40,6 +40,8 @@ class Baseline:
     """Other tests, by why: `failing`, `skipped`, `unsteady`, `not_graded`."""
     reached: Mapping[str, Mapping[tuple[int, int], tuple[str, ...]]]
     """By source file and span of lines the required tests that execute one of them."""
+    defined: Mapping[str, str]
+    """Of required tests whose function is in another file of the repository that one's id."""
     cpu_s: float
     """Processor time of a run, the slowest."""
 
@@ -112,8 +114,15 @@ async def run_baseline(
         required=required,
         left_out=left_out,
         reached=_reached(covered["cover"], spans, frozenset(required)),
+        defined=_defined(in_order.get("defined"), required, tree),
         cpu_s=cpu_s,
     )
+
+
+def _defined(said: object, required: Sequence[str], tree: SourceTree) -> dict[str, str]:
+    found = said if isinstance(said, dict) else {}
+    places = {test: str(found[test]) for test in required if test in found}
+    return {test: at for test, at in places.items() if at.partition("::")[0] in tree.texts}
 
 
 def _finished(results: Sequence[Mapping[str, Any]], n: int, timeout_s: float) -> Mapping[str, Any]:

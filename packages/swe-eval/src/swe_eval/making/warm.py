@@ -16,6 +16,7 @@ import collections
 import contextlib
 import ctypes
 import importlib
+import inspect
 import json
 import os
 import resource
@@ -243,14 +244,24 @@ class _Watch:
         self._worst: dict[str, str] = {}
         self._ended: list[str] = []
         self._described: list[dict[str, Any]] = []
-        self._collected: list[str] = []
+        self._defined: dict[str, str] = {}
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._targets is not None:
             items[:] = [item for item in items if item.nodeid in self._targets]
         if self._run.get("reverse"):
             items.reverse()
-        self._collected = [item.nodeid for item in items]
+        if self._run.get("list"):
+            for item in items:
+                with contextlib.suppress(Exception):
+                    self._look_where_defined(item)
+
+    def _look_where_defined(self, item: Any) -> None:
+        function = inspect.unwrap(item.function)
+        place = os.path.realpath(function.__code__.co_filename)
+        path = os.path.relpath(place, os.path.realpath(self._job["workdir"]))
+        if path != item.nodeid.partition("::")[0]:
+            self._defined[item.nodeid] = "::".join([path, *function.__qualname__.split(".")])
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         if self._cover is not None:
@@ -284,7 +295,7 @@ class _Watch:
             # An id that two tests share names neither.
             times = collections.Counter(self._ended)
             tests = {name: self._worst[name] if n == 1 else "e" for name, n in times.items()}
-            return {"tests": tests}
+            return {"tests": tests, "defined": self._defined}
         if self._targets is not None:
             return {"failed": sum(letter in "fe" for letter in self._worst.values())}
         ended = set(self._ended)
