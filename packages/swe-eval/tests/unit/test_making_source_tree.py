@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import shutil
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -142,6 +146,70 @@ def test_what_is_no_repository_is_refused_with_what_was_found(
     (tmp_path / "empty/large.py").write_text("x = 1\n" * 10)
     with pytest.raises(RepositoryError, match="larger than 10 bytes"):
         read_repository(tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", ["gztar", "bztar", "xztar"])
+def test_a_damaged_archive_is_refused(folder: Path, tmp_path: Path, kind: str) -> None:
+    for number in range(20):
+        (folder / f"shop/more{number}.py").write_text(f"x = {number}\n")
+    whole = Path(shutil.make_archive(str(tmp_path / "whole"), "tar", root_dir=folder)).read_bytes()
+    at = whole.index(b"more7.py")
+    suffix = Path(shutil.make_archive(str(tmp_path / "a"), kind, root_dir=folder)).name[1:]
+    packers: dict[str, Callable[[bytes], bytes]] = {
+        "gztar": gzip.compress,
+        "bztar": bz2.compress,
+        "xztar": lzma.compress,
+    }
+    pack = packers[kind]
+    packed = pack(whole)
+    header = whole[:at] + b"MORE" + whole[at + 4 :]
+    half = packed[: len(packed) // 2]
+    for damaged in (pack(header), packed[:-6], packed[:-6] + b"\xff" * 6, half):
+        (tmp_path / f"bad{suffix}").write_bytes(damaged)
+        with pytest.raises(RepositoryError, match="can't be read as an archive"):
+            read_repository(tmp_path / f"bad{suffix}")
+    (tmp_path / f"good{suffix}").write_bytes(packed)
+    assert set(read_repository(tmp_path / f"good{suffix}").files) > KEPT
+
+
+def test_a_zip_that_is_damaged_encrypted_or_packed_oddly_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("a.py", "x = 1\n" * 50)
+    whole = (tmp_path / "a.zip").read_bytes()
+    central = whole.index(b"PK\x01\x02")
+    for changes in (
+        {6: b"\x01", central + 8: b"\x01"},  # encrypted
+        {8: b"\x61", central + 10: b"\x61"},  # a method nobody knows
+        {36: b"\xff\xff\xff"},  # what is packed
+        {14: b"\0\0\0\0", central + 16: b"\0\0\0\0"},  # the checksum
+    ):
+        damaged = bytearray(whole)
+        for at, value in changes.items():
+            damaged[at : at + len(value)] = value
+        (tmp_path / "a.zip").write_bytes(damaged)
+        with pytest.raises(RepositoryError, match="can't be read as an archive"):
+            read_repository(tmp_path / "a.zip")
+
+
+def test_links_in_an_archive_are_those_of_a_folder(folder: Path, tmp_path: Path) -> None:
+    (folder / "tests/inner.py").symlink_to("../shop/sums.py")
+    (folder / "again.py").symlink_to("tests/inner.py")
+    (folder / "round.py").symlink_to("round.py")
+    (folder / "outer.py").symlink_to("../../outside.py")
+    (folder / "hard.py").hardlink_to(folder / "shop/sums.py")
+    expected = read_repository(folder)
+    assert set(expected.files) == KEPT | {"tests/inner.py", "again.py", "hard.py"}
+    made = shutil.make_archive(str(tmp_path / "a"), "gztar", tmp_path, folder.name)
+    assert read_repository(Path(made)).short_digest == expected.short_digest
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        for path in folder.rglob("*"):
+            info = zipfile.ZipInfo(str(path.relative_to(folder)))
+            info.external_attr = path.lstat().st_mode << 16
+            if path.is_symlink():
+                packed.writestr(info, str(path.readlink()))
+            elif path.is_file():
+                packed.writestr(info, path.read_bytes())
+    assert read_repository(tmp_path / "a.zip").short_digest == expected.short_digest
 
 
 @pytest.mark.parametrize("name", ["../outside.py", "/outside.py", "top/../../outside.py"])

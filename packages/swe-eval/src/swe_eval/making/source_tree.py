@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
+import lzma
 import os
+import posixpath
 import re
 import stat
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -46,6 +51,8 @@ _LEFT_OUT = frozenset(
 _BUILT = frozenset({"build", "dist", "env", "htmlcov"})
 """At the top, where they are no packages: copies of the sources, and of what they look like."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
+_UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError)
+_MAX_LINKS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +212,8 @@ def _folder_files(folder: Path, out: Path | None) -> Iterator[tuple[str, TreeFil
             try:
                 inside = path.resolve(strict=True).is_relative_to(real)
                 status = path.stat()
-            except OSError:
-                continue  # a link to nowhere
+            except (OSError, RuntimeError):
+                continue  # a link to nowhere, or to itself
             if inside and stat.S_ISREG(status.st_mode):
                 if status.st_size > MAX_BYTES:
                     raise RepositoryError(f"{path} is larger than {MAX_BYTES} bytes")
@@ -225,7 +232,7 @@ def _archive_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
     """The files below the archive's one top folder, or all."""
     try:
         found = list(_zip_files(path) if path.suffix == ".zip" else _tar_files(path))
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError) as error:
+    except (*_UNREADABLE, RuntimeError) as error:  # RuntimeError: encrypted, or packed oddly
         raise RepositoryError(f"{path} can't be read as an archive: {error}") from error
     tops = {name.partition("/")[0] for name, _ in found}
     shared = len(tops) == 1 and all("/" in name for name, _ in found)
@@ -236,27 +243,81 @@ def _archive_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
 
 
 def _tar_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
-    with tarfile.open(path) as archive:
+    with (
+        _unpacked(path) as packed,
+        tarfile.open(fileobj=packed, mode="r:") as archive,
+    ):
         left = MAX_BYTES
+        found: dict[str, TreeFile] = {}
+        links: dict[str, str] = {}
         for member in archive:
-            if not member.isfile():
-                continue
-            left = _spend(left, member.size, path)
-            stream = archive.extractfile(member)
-            assert stream is not None
-            name = member.name.removeprefix("./")
-            yield name, TreeFile(stream.read(), bool(member.mode & 0o100))
+            name = posixpath.normpath(member.name)
+            if member.issym():
+                links[name] = posixpath.join(posixpath.dirname(name), member.linkname)
+            elif member.islnk():
+                links[name] = member.linkname
+            elif member.isfile():
+                left = _spend(left, member.size, path)
+                stream = archive.extractfile(member)
+                assert stream is not None
+                found[name] = TreeFile(stream.read(), bool(member.mode & 0o100))
+        _read_to_the_end(archive, packed)
+        yield from _with_links(found, links)
+
+
+def _unpacked(path: Path) -> gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile:
+    match path.suffix:
+        case ".bz2":
+            return bz2.open(path)
+        case ".xz":
+            return lzma.open(path)
+        case _:
+            return gzip.open(path)
+
+
+def _read_to_the_end(archive: tarfile.TarFile, packed: io.BufferedIOBase) -> None:
+    """Reads what is behind the last member, where `tarfile` stops: at damage as at the end.
+
+    Raises:
+        OSError: it is no end. Or what was packed is not whole.
+    """
+    packed.seek(archive.offset)
+    while part := packed.read(1 << 20):
+        if part.strip(b"\0"):
+            raise tarfile.ReadError("there is something behind the last file that can be read")
+
+
+def _with_links(
+    found: Mapping[str, TreeFile], links: Mapping[str, str]
+) -> Iterator[tuple[str, TreeFile]]:
+    """The files, those too that are links to one of them; links to folders are left out."""
+    yield from found.items()
+    for name in links:
+        target = name
+        for _ in range(_MAX_LINKS):
+            if target not in links:
+                break
+            target = posixpath.normpath(links[target])
+        if target in found:
+            yield name, found[target]
 
 
 def _zip_files(path: Path) -> Iterator[tuple[str, TreeFile]]:
     with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as archive:
         left = MAX_BYTES
+        found: dict[str, TreeFile] = {}
+        links: dict[str, str] = {}
         for info in archive.infolist():
             if info.is_dir():
                 continue
             left = _spend(left, info.file_size, path)
-            executable = bool((info.external_attr >> 16) & 0o100)
-            yield info.filename.removeprefix("./"), TreeFile(archive.read(info), executable)
+            name, mode = posixpath.normpath(info.filename), info.external_attr >> 16
+            content = archive.read(info)
+            if stat.S_ISLNK(mode):
+                links[name] = posixpath.join(posixpath.dirname(name), os.fsdecode(content))
+            else:
+                found[name] = TreeFile(content, bool(mode & 0o100))
+        yield from _with_links(found, links)
 
 
 def _spend(left: int, size: int, path: Path) -> int:
