@@ -325,15 +325,31 @@ async def test_the_same_tasks_to_the_byte_with_other_workers_and_after_an_interr
         (
             {
                 "shop.py": SHOP,
+                "test_a.py": "import time\n\n\ndef test_a():\n    time.sleep(1.2)\n",
+            },
+            "of them on a processor",
+        ),
+        (
+            {
+                "shop.py": SHOP,
                 "test_a.py": "def test_a():\n    pass\n",
             },
             "no test of shop reaches",
         ),
     ],
-    ids=["no tests", "no source", "failing", "missing package", "endless", "not reached"],
+    ids=[
+        "no tests",
+        "no source",
+        "failing",
+        "missing package",
+        "endless",
+        "waiting",
+        "not reached",
+    ],
 )
 async def test_a_repository_that_gives_nothing_is_refused_with_the_reason(
     client: SandboxClient, tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
     with pytest.raises(RepositoryError, match=words):
-        await make(client, write(tmp_path / "shop", files), tmp_path / "out", timeout_s=1.0)
+        timeout_s = 1.0 if "while" in str(files) or "sleep" in str(files) else 12.0
+        await make(client, write(tmp_path / "shop", files), tmp_path / "out", timeout_s=timeout_s)
