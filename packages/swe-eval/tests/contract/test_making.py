@@ -299,6 +299,22 @@ async def test_the_same_tasks_to_the_byte_with_other_workers_and_after_an_interr
 
 
 @pytest.mark.asyncio(loop_scope="module")
+async def test_a_task_folder_that_tells_not_what_it_is_is_named(
+    made: Made, client: SandboxClient, tmp_path: Path
+) -> None:
+    repository, out, _ = made
+    one = find_tasks(out)[0].name
+    (tmp_path / one).mkdir()
+    (tmp_path / one / "task.toml").write_text("[metadata")
+    with pytest.raises(RepositoryError, match=f"{one}/task.toml can't be read"):
+        await make(client, repository, tmp_path)
+    (tmp_path / one / "task.toml").unlink()
+    with pytest.raises(ExceptionGroup) as raised:
+        await make(client, repository, tmp_path)
+    assert raised.group_contains(RepositoryError, match=f"{one} is where a task should go")
+
+
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
     ("files", "words"),
     [
@@ -350,6 +366,8 @@ async def test_the_same_tasks_to_the_byte_with_other_workers_and_after_an_interr
 async def test_a_repository_that_gives_nothing_is_refused_with_the_reason(
     client: SandboxClient, tmp_path: Path, files: dict[str, str], words: str
 ) -> None:
+    tests = files.get("test_a.py", "")
+    timeout_s = 1.0 if "while" in tests or "sleep" in tests else 12.0
+    repository = write(tmp_path / "shop", files)
     with pytest.raises(RepositoryError, match=words):
-        timeout_s = 1.0 if "while" in str(files) or "sleep" in str(files) else 12.0
-        await make(client, write(tmp_path / "shop", files), tmp_path / "out", timeout_s=timeout_s)
+        await make(client, repository, tmp_path / "out", timeout_s=timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -356,6 +357,8 @@ def tasks_make(
 
     if bool(llm_url) != bool(llm_model):
         fail("--llm-url and --llm-model go together", BAD_INPUT)
+    if llm_url and not re.match(r"https?://[^/]", llm_url):
+        fail(f"--llm-url {llm_url}: expected an address with http:// or https://", BAD_INPUT)
 
     def work() -> Coroutine[Any, Any, int]:
         spec = load_stack(stack, variables=parse_variables(var or ()), settings=settings or ())

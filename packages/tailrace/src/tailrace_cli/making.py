@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from swe_eval.making.source_tree import SourceTree, read_repository
 from swe_eval.making.words import ChatWriter
 
 from tailrace_cli.sandbox_service import sandbox_service
-from tailrace_cli.shell import INTERRUPTED
+from tailrace_cli.shell import INTERRUPTED, first_cause
 from tailrace_cli.signals import unless_interrupted
 from tailrace_cli.stack import StackSpec
 
@@ -80,9 +82,9 @@ async def run_make(
     async def work() -> None:
         nonlocal summary, packages
         tree = read_repository(command.repository, command.name, command.out)
-        command.out.mkdir(parents=True, exist_ok=True)
-        packages = _packages(command, tree, tell)
         async with contextlib.AsyncExitStack() as exits:
+            exits.enter_context(_locked(command.out))
+            packages = _packages(command, tree, tell)
             local = {
                 "python": str(packages.python.resolve()),
                 "site_packages": str(packages.folder.resolve()),
@@ -107,7 +109,7 @@ async def run_make(
     try:
         finished = await unless_interrupted(work(), lambda: None)
     except* RepositoryError as errors:
-        raise ConfigError(str(errors.exceptions[0])) from errors
+        raise ConfigError(str(first_cause(errors))) from errors
     if not finished:
         tell(f"stopped; the tasks in {command.out} are whole: run it again to go on")
         return INTERRUPTED
@@ -120,6 +122,27 @@ async def run_make(
     hint = f"grade them where local.site_packages = {packages.folder.resolve()}"
     tell(f"{command.out}: {summary.kept} tasks, {summary.new} of them new; {hint}")
     return 0 if summary.kept >= options.count else 1
+
+
+@contextlib.contextmanager
+def _locked(out: Path) -> Iterator[None]:
+    """The folder, made if need be, for one making at a time."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(out, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise ConfigError(
+            f"{out}: expected a folder for tasks, or a place for a new one, but {error}"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"{out}: another `tasks make` writes there; wait for its end, or name another folder"
+        ) from error
+    finally:
+        os.close(descriptor)
 
 
 def _packages(command: MakeCommand, tree: SourceTree, tell: Tell) -> PythonPackages:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def shop(tmp_path: Path) -> Path:
         (["--from", "shop", "--python", "absent/bin/python"], "expected an interpreter"),
         (["--from", "shop", "--sandbox", "nowhere"], "--sandbox"),
         (["--from", "shop", "--llm-url", "http://m/v1"], "--llm-url and --llm-model"),
+        (["--from", "shop", "--llm-url", "foo", "--llm-model", "m"], "http:// or https://"),
         (["--from", "shop", "--count", "0"], "count"),
     ],
 )
@@ -43,6 +46,20 @@ def test_wrong_input_is_refused_and_nothing_is_started(
     code, message = make("out", *arguments)
     assert code == 2
     assert words in " ".join(message.split())
+
+
+def test_a_file_in_place_of_the_folder_and_a_second_making_are_refused(
+    shop: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for out in ("file", "file/below"):
+        code, message = make(str(tmp_path / out), "--from", str(shop))
+        assert (code, "expected a folder for tasks" in message) == (2, True)
+    descriptor = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    code, message = make(str(tmp_path), "--from", str(shop))
+    os.close(descriptor)
+    assert (code, "another `tasks make` writes there" in message) == (2, True)
 
 
 def test_an_environment_with_a_copy_of_the_repository_is_refused(

@@ -57,6 +57,7 @@ async def make_tasks(
         RepositoryError: nothing can be made of this repository.
         ServiceError: the sandbox service fails.
     """
+    known = known_tasks(out, source=tree.short_digest, seed=options.seed)
     places = await asyncio.to_thread(_find_places, tree, options)
     python_path = ["src"] if any(path.startswith("src/") for path in places) else []
     setting = SuiteSetting(
@@ -99,7 +100,7 @@ async def make_tasks(
             setting=setting,
             baseline=baseline,
             candidates=candidates,
-            known=known_tasks(out, source=tree.short_digest, seed=options.seed),
+            known=known,
             writer=writer,
             tell=tell,
         )
@@ -132,13 +133,20 @@ def _span(place: Place) -> tuple[int, int]:
 
 
 def known_tasks(out: Path, *, source: str, seed: int) -> dict[str, Known]:
-    """The tasks made from repositories below a folder, by fingerprint."""
+    """The tasks made from repositories below a folder, by fingerprint.
+
+    Raises:
+        RepositoryError: of one this can't be told.
+    """
     known: dict[str, Known] = {}
     for folder in find_tasks(out) if out.is_dir() else ():
         try:
             values = tomllib.loads((folder / "task.toml").read_text("utf-8")).get("metadata", {})
-        except (OSError, ValueError):
-            continue  # `validate` tells of it
+        except (OSError, ValueError) as error:
+            raise RepositoryError(
+                f"{folder / 'task.toml'} can't be read, so that it is not known which task it is: "
+                f"{error}; repair it, or remove {folder}"
+            ) from error
         fingerprint = values.get("fingerprint")
         if isinstance(fingerprint, str):
             ours = values.get("source") == source and values.get("seed") == seed

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from swe_eval.errors import RepositoryError
 from swe_eval.generate.failure import Failure, added_lines, stable, write_report
-from swe_eval.generate.harbor import write_folder
+from swe_eval.generate.harbor import HarborFolderExistsError, write_folder
 from swe_eval.generate.places import Bug
 from swe_eval.generate.plan import (
     Candidate,
@@ -252,7 +253,15 @@ class Pipeline:
         programs = {
             f"environment/repo/{path}" for path, file in self.tree.files.items() if file.executable
         }
-        write_folder(self.out / task.task_id, self._files(task), programs)
+        folder = self.out / task.task_id
+        try:
+            write_folder(folder, self._files(task), programs)
+        except HarborFolderExistsError as error:
+            raise RepositoryError(
+                f"{folder} is where a task should go, but it is there already and is not that "
+                "task (of one cut short, its task.toml is missing); remove it, or name another "
+                "folder"
+            ) from error
 
 
 def _failures(runs: Sequence[Examined], failing: frozenset[str]) -> list[Failure]:
