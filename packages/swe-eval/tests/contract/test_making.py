@@ -334,6 +334,14 @@ async def test_a_task_folder_that_tells_not_what_it_is_is_named(
         (
             {
                 "shop.py": SHOP,
+                "test_a.py": "",
+                "pytest.ini": "[pytest]\naddopts = --cov=shop -n 2\n",
+            },
+            "unrecognized arguments: --cov=shop -n.*from addopts",
+        ),
+        (
+            {
+                "shop.py": SHOP,
                 "test_a.py": "def test_a():\n    while True:\n        pass\n",
             },
             "take longer than 1 s",
@@ -358,6 +366,7 @@ async def test_a_task_folder_that_tells_not_what_it_is_is_named(
         "no source",
         "failing",
         "missing package",
+        "plug-in's options",
         "endless",
         "waiting",
         "not reached",

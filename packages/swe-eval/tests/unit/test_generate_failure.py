@@ -128,3 +128,13 @@ def test_the_prompt_holds_the_report_and_nothing_else_of_the_task() -> None:
     messages = chat_messages("`add(2, 3)` gives `-1`", repository="shop")
     assert [message["role"] for message in messages] == ["system", "user"]
     assert messages[1]["content"] == "Package: shop\n\n`add(2, 3)` gives `-1`"
+
+
+def test_paths_of_the_making_show_in_no_issue() -> None:
+    path = "PosixPath('/tmp/make/scratch/tmp/x')"
+    values = {"test": "t.py::test_files", "form": "raised", "error": "OSError", "call": "f(x)"}
+    for more in ({"given": {"x": path}}, {"message": path}, {"got": path}, {"want": path}):
+        failure = Failure.read({**values, **more})
+        assert not failure.is_telling
+        assert failure.sentence() == "This no longer works: files. It ends with `OSError`."
+    assert Failure.read(values).is_telling

@@ -108,3 +108,15 @@ class Odd:
 odd = Odd()
 assert odd == 1"""
     assert seen(tmp_path, body)["form"] == "other"
+
+
+def test_a_fixture_is_seen_by_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "conftest.py"
+    path.write_text("def basket():\n    return int('a')\n")
+    scope: dict[str, Any] = {}
+    exec(compile(path.read_text(), str(path), "exec"), scope)
+    with pytest.raises(ValueError, match="invalid literal") as raised:
+        scope["basket"]()
+    assert "call" not in describe(raised.value, "test_sum")
+    said = describe(raised.value, "test_sum", f"{tmp_path}/")
+    assert (said["form"], said["call"]) == ("raised", "int('a')")

@@ -144,7 +144,8 @@ def _finished(results: Sequence[Mapping[str, Any]], n: int, timeout_s: float) ->
         )
     raise RepositoryError(
         "pytest can't run the tests as they are "
-        f"(here and in grading it runs without plug-ins): {_last_line(found)}; mend that, "
+        f"(here and in grading it runs without plug-ins): {_last_line(found)}; mend that "
+        "(options of plug-ins have to go from addopts), "
         "--exclude files that can't be collected, or name an environment that has what they need "
         "(--python)"
     )
@@ -152,7 +153,7 @@ def _finished(results: Sequence[Mapping[str, Any]], n: int, timeout_s: float) ->
 
 def _last_line(found: Mapping[str, Any]) -> str:
     lines = [line.strip() for line in str(found.get("log", "")).splitlines() if line.strip()]
-    telling = [line for line in lines if line.startswith(("E ", "ERROR", "error:"))]
+    telling = [line for line in lines if line.startswith(("E ", "ERROR")) or "error: " in line]
     return " / ".join((telling or lines)[-3:])[-600:] or "no output"
 
 

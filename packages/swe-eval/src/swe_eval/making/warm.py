@@ -273,14 +273,16 @@ class _Watch:
 
     def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
         wanted = self._run.get("describe", ())
-        if not wanted or call.when != "call" or call.excinfo is None:
+        if not wanted or call.when == "teardown" or call.excinfo is None:
             return
         # All that are required, or those of a list.
         asked = self._required if wanted is True else wanted
         if item.nodeid in asked and len(self._described) < MAX_DESCRIBED:
             witness = importlib.import_module("witness")
             name = getattr(item, "originalname", None) or item.name
-            said = witness.describe(call.excinfo.value, name)
+            # A fixture has another name: it is the first of the repository's functions.
+            below = f"{self._job['workdir']}/" if call.when == "setup" else ""
+            said = witness.describe(call.excinfo.value, name, below)
             self._described.append({"test": item.nodeid, **said})
 
     def pytest_runtest_logreport(self, report: Any) -> None:

@@ -86,8 +86,8 @@ class _Scene:
         return True
 
 
-def describe(error: BaseException, name: str) -> dict[str, Any]:
-    """What the test function of this name saw.
+def describe(error: BaseException, name: str, below: str = "") -> dict[str, Any]:
+    """What the test function of this name saw; or, in a fixture, the first below a folder.
 
     Returns:
         `form`: `compared`, `truth`, `raised`, `not_raised` or `other`; `error`, `message`: the
@@ -97,7 +97,7 @@ def describe(error: BaseException, name: str) -> dict[str, Any]:
     said: dict[str, Any] = {"form": "other", "error": type(error).__name__, "message": ""}
     try:
         said["message"] = _short(str(error).partition("\n")[0])
-        frame, line = _test_frame(error, name)
+        frame, line = _test_frame(error, name, below)
         if frame is not None:
             said.update(_look(_Scene(frame, line), error))
     except Exception:  # noqa: S110 -- whatever the tested objects do when looked at
@@ -105,11 +105,12 @@ def describe(error: BaseException, name: str) -> dict[str, Any]:
     return said
 
 
-def _test_frame(error: BaseException, name: str) -> tuple[types.FrameType | None, int]:
+def _test_frame(error: BaseException, name: str, below: str) -> tuple[types.FrameType | None, int]:
     """The outermost frame of the test function, in whatever file it is, and its line."""
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_code.co_name == name:
+        code = trace.tb_frame.f_code
+        if code.co_filename.startswith(below) if below else code.co_name == name:
             return trace.tb_frame, trace.tb_lineno
         trace = trace.tb_next
     return None, 0
