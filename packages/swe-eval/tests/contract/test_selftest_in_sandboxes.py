@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from sandbox_client import SandboxClient
 from service_kit.channel import ChannelConfig
@@ -19,8 +20,10 @@ from swe_eval.tasks.selftest_file import Record, SelfTestFile
 from swe_eval.tasks.task import Environment, Reference, ScriptGrader, Task, TestGrader, TreeFile
 
 
-async def self_test(target: str, folder: Path, tasks: Sequence[Task]) -> dict[str, Record]:
-    config = GradingConfig(concurrency=4)
+async def self_test(
+    target: str, folder: Path, tasks: Sequence[Task], **settings: Any
+) -> dict[str, Record]:
+    config = GradingConfig(concurrency=4, **settings)
     async with SandboxClient(ChannelConfig(target=target), owner="selftest") as client:
         grader = Grader(ServiceHost(client, start_timeout_s=30.0), config)
         file = SelfTestFile(folder / "selftest.jsonl")
@@ -122,3 +125,16 @@ async def test_each_flaw_is_found_and_good_tasks_are_kept(
     assert set(flaky.tests) <= {f"tests/test_other.py::{name}" for name in COINS}
     assert len(flaky.tests) > 5
     assert "empty_diff" in str(found["beside"].decision.findings[0])
+
+
+async def test_a_sandbox_that_can_not_run_tests_quarantines_nothing(
+    sandbox_target: str, tmp_path: Path
+) -> None:
+    """Once it can, the same file tests the task anew."""
+    (record,) = (await self_test(sandbox_target, tmp_path, [GOOD], python="python9")).values()
+    assert (record.decision.outcome, record.decision.findings) == (Outcome.FAULT, ())
+    assert record.decision.fault is not None
+    assert record.decision.fault.cause == "SANDBOX"
+    assert "local.site_packages" in record.decision.fault.message
+    (record,) = (await self_test(sandbox_target, tmp_path, [GOOD])).values()
+    assert record.decision.outcome is Outcome.KEPT

@@ -218,6 +218,51 @@ async def test_an_interpreter_that_is_not_there_is_a_fault_and_no_verdict(
         await grade(folder_host, make_shop(reference=Reference(patch=to(FIXED))), to(FIXED))
 
 
+# -- a sandbox that can't run tests says nothing of diff or task -----------------------------------
+
+
+@pytest.mark.parametrize("reference", [None, Reference(patch=to(FIXED))], ids=["without", "with"])
+async def test_a_sandbox_without_pytest_is_a_fault_of_the_set_up(
+    folder_host: Any, make_shop: MakeShop, reference: Reference | None
+) -> None:
+    bare = folder_host.root / "python-without-packages"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    tested = Grader(folder_host, GradingConfig(python=str(bare)))
+    task = make_shop(runner=TestRunner.PYTEST, reference=reference, pass_to_pass=())
+    for work in (
+        lambda: tested.grade(task, to(FIXED), attempt="a"),
+        lambda: tested.grade_untouched(task, attempt="b"),
+    ):
+        with pytest.raises(FailedPrecondition, match=r"local\.site_packages") as caught:
+            await work()
+        assert "No module named 'pytest'" in caught.value.message
+        assert caught.value.metadata["fault_cause"] == "SANDBOX"
+    assert tested.faulted == 2
+
+
+async def test_that_the_interpreter_is_missing_is_seen_also_after_the_task_was_found_sound(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    absent = CommandResult(exit_code=127, stdout=b"", stderr=b"python3: not found")
+    aborted = CommandResult(exit_code=1, stdout=b"", stderr=b"")
+    tested = grader(folder_host)
+    task = make_shop(reference=Reference(patch=to(FIXED)))
+    plays(folder_host, aborted, None, absent, absent)
+    found = await tested.grade(task, to(FIXED + "# ends\n"), attempt="a")
+    assert found.reason is GradeReason.TESTS_ABORTED
+    with pytest.raises(FailedPrecondition, match="python3: not found"):
+        await tested.grade(task, to(FIXED), attempt="b")
+
+
+async def test_a_diff_that_feigns_a_missing_interpreter_is_unsolved(
+    folder_host: Any, make_shop: MakeShop
+) -> None:
+    task = make_shop(reference=Reference(patch=to(FIXED)))
+    found = await grade(folder_host, task, to("import os\n\nos._exit(127)\n"))
+    assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.TESTS_ABORTED)
+
+
 # -- altered tests ---------------------------------------------------------------------------------
 
 EQUALS = FIXED.replace("return a + b", "return type('All', (), {'__eq__': lambda s, o: True})()")

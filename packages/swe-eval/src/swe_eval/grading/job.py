@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from swe_eval.core.verdict import RunEnd, TestStatus
 from swe_eval.grading.host import CommandResult
-from swe_eval.grading.runner import DONE, SEAL_BYTES
+from swe_eval.grading.runner import DONE, NOT_THERE, SEAL_BYTES
 from swe_eval.tasks.task import FileTree, TestGrader, TestRunner, TreeFile
 
 # Compiling the runner would cost several milliseconds in each sandbox, so code compiled here goes
@@ -34,6 +34,7 @@ REPORT_BYTES = 256 * 1024
 _RECORD_BYTES = SEAL_BYTES + 4
 # A version that every interpreter from 3.4 on reads.
 _MARSHAL_VERSION = 4
+_UNSTARTED = {126, NOT_THERE}
 _STATUSES = {
     ord("p"): TestStatus.PASSED,
     ord("f"): TestStatus.FAILED,
@@ -50,6 +51,8 @@ class RunReport:
     detail: str = ""
     statuses: dict[str, TestStatus]
     log: str = ""
+    unstarted: bool = False
+    """It looks as if there were no interpreter, or no pytest; tested code can feign it."""
 
 
 def pack_job(grader: TestGrader, tests: tuple[str, ...], *, workdir: str) -> bytes:
@@ -99,7 +102,8 @@ def read_report(result: CommandResult, tests: tuple[str, ...], *, seal: bytes) -
     except ValueError as error:
         return RunReport(end=RunEnd.TAMPERED, detail=str(error), statuses={}, log=log)
     end, detail = (RunEnd.FINISHED, "") if done else _why_unfinished(result)
-    return RunReport(end=end, detail=detail, statuses=statuses, log=log)
+    unstarted = end is RunEnd.ABORTED and not statuses and result.exit_code in _UNSTARTED
+    return RunReport(end=end, detail=detail, statuses=statuses, log=log, unstarted=unstarted)
 
 
 def _read_records(

@@ -181,6 +181,7 @@ class Grader:
             start_s = self._clock() - began
             with _at(Stage.RUN_TESTS):
                 seen = await self._trial.run(task, sandbox_id)
+                self._demand_started(task, seen)
         return _graded(seen, wall_s=self._clock() - began, sandbox_start_s=start_s)
 
     async def _grade(self, task: Task, prepared: PreparedDiff) -> Grade:
@@ -192,6 +193,8 @@ class Grader:
                 return _unsolved(task, refused.reason, refused.detail, self._clock() - began)
             with _at(Stage.RUN_TESTS):
                 seen = await self._trial.run(task, sandbox_id)
+        if seen.unstarted:
+            await self._grade_untouched(task)
         if seen.judgement.needs_reference:
             await self._demand_sound(task, seen)
         elif seen.judgement.verdict is Verdict.SOLVED and self._config.controls:
@@ -289,12 +292,28 @@ class Grader:
             if await self._reference_passes(task):
                 self._sound.add(task.task_id)
                 return
-        last = seen.log_tail.strip().rpartition("\n")[2][-300:]
         raise FailedPrecondition(
             f"task {task.task_id}: its reference solution does not pass either "
-            f"({seen.judgement.reason}: {seen.detail}; last output: {last!r}); mend the task or "
-            "its limits, or leave it out",
+            f"({seen.judgement.reason}: {seen.detail}; last output: {_last_line(seen)!r}); mend "
+            "the task or its limits, or leave it out",
             metadata={FAULT_CAUSE_KEY: "TASK", GRADE_REASON_KEY: seen.judgement.reason.value},
+        )
+
+    def _demand_started(self, task: Task, seen: Observation) -> None:
+        """Raises if not even the untouched repository's tests could be started."""
+        if not seen.unstarted:
+            return
+        image = task.environment.image
+        where = f"image {image!r}" if image else "the sandboxes"
+        mend = (
+            "name one that has it"
+            if image
+            else "set local.site_packages of the sandbox service to a folder that has pytest"
+        )
+        raise FailedPrecondition(
+            f"the tests of task {task.task_id} can't be started: no {self._config.python!r} with "
+            f"what they need in {where} (last output: {_last_line(seen)!r}); {mend}",
+            metadata={FAULT_CAUSE_KEY: "IMAGE" if image else "SANDBOX"},
         )
 
     async def _reference_passes(self, task: Task) -> bool:
@@ -332,6 +351,10 @@ def _at(stage: Stage) -> Iterator[None]:
         yield
     except ServiceError as error:
         raise with_cause(error, stage=stage) from error
+
+
+def _last_line(seen: Observation) -> str:
+    return seen.log_tail.strip().rpartition("\n")[2][-300:]
 
 
 def _graded(seen: Observation, *, wall_s: float, sandbox_start_s: float) -> Grade:

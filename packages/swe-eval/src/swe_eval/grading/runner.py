@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Job = dict[str, Any]
 
 SEAL_BYTES = 8
+NOT_THERE = 127
+"""Exit code where pytest is not to be had, as a shell has it of a command."""
 DONE = 0xFFFFFF
 _FLUSH_S = 0.1
 
@@ -46,7 +48,7 @@ def main(job_path: str) -> NoReturn:
     os.dup2(2, 1)
     # The tested code may replace any of these.
     exit_now, flush_streams = os._exit, _make_flush()
-    complete = False
+    complete, failed = False, 1
     try:
         _limit_processor(job["cpu_s"])
         if job["mode"] == "pytest":
@@ -56,13 +58,19 @@ def main(job_path: str) -> NoReturn:
             complete = _run_functions(job, records)
     except BaseException as error:
         _say("the tests did not run to their end", error)
+        if isinstance(error, NoPytestError):
+            failed = NOT_THERE
     flush_streams()
     if complete:
         records.add(DONE, b"p")
     records.flush()
     # Exit handlers and threads of the tested code get no say, and the interpreter's own clearing up
     # would cost more than all of the above.
-    exit_now(0 if complete else 1)
+    exit_now(0 if complete else failed)
+
+
+class NoPytestError(Exception):
+    """This interpreter has none that can be imported."""
 
 
 class Records:
@@ -206,8 +214,10 @@ def _run_pytest(job: Job, records: Records) -> bool:
     """Runs pytest in this process with a plug-in of ours as the only one beside its own."""
     os.environ.pop("PYTEST_ADDOPTS", None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    # Before the work folder comes first on the path.
-    import pytest
+    try:
+        import pytest  # before the work folder comes first on the path
+    except ImportError as error:
+        raise NoPytestError(str(error)) from error
 
     _become_a_plain_interpreter(job["workdir"])
     for path, source in job["files"].items():

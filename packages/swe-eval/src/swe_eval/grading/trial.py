@@ -50,6 +50,8 @@ class Observation:
     judgement: Judgement
     detail: str
     log_tail: str
+    unstarted: bool = False
+    """It looks as if the sandbox lacked what the tests are run with (`RunReport.unstarted`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +157,7 @@ class Trial:
             judgement=judge(required=tests, statuses=report.statuses, end=report.end),
             detail=report.detail,
             log_tail=report.log[-self.log_bytes :],
+            unstarted=report.unstarted,
         )
 
     async def _run_logged(
