@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -188,3 +189,38 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path: Path, content: str)
     assert path.read_text() == content
     with pytest.raises(TaskSetError, match="No such file"):
         read_records(tmp_path / "absent")
+
+
+def test_a_file_is_for_one_self_test_at_a_time_and_the_second_is_told_whose(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    first = SelfTestFile(path)
+    first.add(record("a", KEPT))
+    whole = path.read_bytes()
+    with pytest.raises(
+        TaskSetError, match=rf"f is in use by another self-test \(process {os.getpid()}"
+    ):
+        SelfTestFile(path)
+    assert path.read_bytes() == whole
+    first.close()
+    second = SelfTestFile(path)
+    assert list(second.records) == ["a"]
+    second.close()
+
+
+def test_nothing_that_came_to_stand_in_the_file_meanwhile_is_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    file = SelfTestFile(path)
+    file.add(record("b", KEPT))
+    line = path.read_bytes().replace(b'"b"', b'"a"')
+    with path.open("ab") as other:
+        other.write(line)
+    file.add(record("c", KEPT))
+    file.close()
+    assert list(read_records(path)) == ["b", "a", "c"]
+
+
+@pytest.mark.parametrize("place", ["", "f/y", "/proc/x/y", "/dev/null"])
+def test_a_place_that_can_hold_no_file_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "f").write_text("")
+    with pytest.raises(TaskSetError, match=r"name (another file|one for the records)"):
+        SelfTestFile(tmp_path / place)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from swe_eval import EvalConfig, HarborSetConfig, open_task_sets
 from swe_eval.generate import make_task, to_harbor
-from swe_eval.tasks.selftest_file import read_records
+from swe_eval.tasks.selftest_file import SelfTestFile, read_records
 from tailrace_cli.cli import app
 from tailrace_cli.sandbox_service import sandbox_alone
 from tailrace_cli.stack import load_stack
@@ -83,7 +83,9 @@ def test_a_service_that_is_not_there_is_told_at_once(folder: Path, tmp_path: Pat
 
 def test_wrong_input_is_one_message(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("a note\n")
+    busy = SelfTestFile(tmp_path / "busy")
     for arguments, words in (
+        ([folder, "--out", tmp_path / "busy"], f"another self-test (process {os.getpid()}); wait"),
         ([], "name paths to tasks, or a set by --task-set"),
         ([folder, "--task-set", "train"], "not both"),
         (["--task-set", "nope"], "no set 'nope'; the stack has: train, heldout"),
@@ -91,11 +93,15 @@ def test_wrong_input_is_one_message(folder: Path, tmp_path: Path) -> None:
         ([folder, "--sandbox", "nowhere"], "--sandbox: "),
         ([folder, "--environment", "docker"], "--environment: expected auto, tree, image"),
         ([folder, "--out", tmp_path / "notes"], "notes:1: found b'a note'"),
+        ([folder, "--out", tmp_path], "Is a directory"),
+        ([folder, "--out", tmp_path / "notes" / "x"], "notes: File exists"),
+        ([folder, "--out", "/proc/x/y"], "/proc/x: No such file"),
         ([folder, "--set", "eval.grading.conurrency=3"], "grading.conurrency"),
     ):
         code, output, message = selftest(*arguments)
         assert (code, output) == (2, ""), arguments
         assert words in message
+    busy.close()
 
 
 def test_the_service_it_starts_is_the_stacks_own_at_another_place(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ where it was stopped; and the list of tasks that a task set leaves out (`quarant
 lines on a task the last one counts, and a last line that was cut off by a crash is none.
 """
 
+import fcntl
 import json
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -106,21 +108,29 @@ def _strange(path: Path, number: int, line: bytes) -> TaskSetError:
 
 
 class SelfTestFile:
-    """An open file of records, to which more are added."""
+    """An open file of records, to which more are added; this process has it to itself."""
 
     def __init__(self, path: Path) -> None:
         """Opens or begins it.
 
         Raises:
-            TaskSetError: it holds something else.
-            OSError: it can't be written.
+            TaskSetError: it can't be written, holds something else, or another self-test has it.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.records, whole = _read(path, path.read_bytes() if path.exists() else b"")
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-        # What follows the last whole line never counted.
-        os.ftruncate(self._file, whole)
-        os.lseek(self._file, 0, os.SEEK_END)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise TaskSetError(
+                f"{path} can't be written ({error.filename}: {error.strerror}); name another file"
+            ) from error
+        try:
+            _claim(path, self._file)
+            self.records, whole = _read(path, path.read_bytes())
+            # What follows the last whole line never counted.
+            os.ftruncate(self._file, whole)
+        except BaseException:
+            self.close()
+            raise
 
     def known(self, task_id: str, digest: str, repeat: int) -> Record | None:
         """The record of the very same task, tested at least so often; never one of a fault."""
@@ -137,3 +147,29 @@ class SelfTestFile:
     def close(self) -> None:
         """Closes it."""
         os.close(self._file)
+
+
+def _claim(path: Path, file: int) -> None:
+    """Locks the file; the kernel frees it when the process dies, however it dies."""
+    found = os.fstat(file)
+    if not stat.S_ISREG(found.st_mode):
+        raise TaskSetError(f"{path} is no plain file; name one for the records")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise TaskSetError(
+            f"{path} is in use by {_holder(found.st_ino)}; wait for its end, or name "
+            "another file for the records"
+        ) from error
+
+
+def _holder(inode: int) -> str:
+    """Who has locked the file with this number, as far as the kernel tells."""
+    try:
+        lines = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        lines = []
+    for kind, pid, place in ((f[1], f[4], f[5]) for f in map(str.split, lines) if len(f) > 5):
+        if kind == "FLOCK" and place.endswith(f":{inode}") and int(pid) > 0:
+            return f"another self-test (process {pid})"
+    return "another self-test"
