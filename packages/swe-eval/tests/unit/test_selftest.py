@@ -60,6 +60,8 @@ def test_a_task_that_gold_alone_solves_every_time_is_kept() -> None:
             [Flaw.GOLD_EXCEEDS_LIMITS],
         ),
         ([unsolved(GradeReason.TIMEOUT), unsolved()], BARE, [Flaw.GOLD_UNSOLVED]),
+        ([unsolved(GradeReason.OUT_OF_DISK)] * 2, BARE, [Flaw.GOLD_EXCEEDS_LIMITS]),
+        ([unsolved(GradeReason.TESTS_ABORTED)] * 2, BARE, [Flaw.GOLD_UNSOLVED]),
         (GOOD, GOOD, [Flaw.EMPTY_SOLVED]),
         (BARE, GOOD, [Flaw.GOLD_UNSOLVED, Flaw.EMPTY_SOLVED]),
         ([GOOD[0], unsolved(GradeReason.TIMEOUT)], BARE, [Flaw.FLAKY]),

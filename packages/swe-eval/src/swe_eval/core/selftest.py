@@ -29,19 +29,14 @@ class Flaw(StrEnum):
     GOLD_UNSOLVED = "gold_unsolved"
     """The reference solution is graded as unsolved, as an agent's equal one would be."""
     GOLD_EXCEEDS_LIMITS = "gold_exceeds_limits"
-    """So it is, for time, memory, disk or an end before the tests were done."""
+    """So it is, for time, memory or disk."""
     EMPTY_SOLVED = "empty_solved"
     """The hidden tests pass in the untouched repository."""
     FLAKY = "flaky"
     """The same work came to other verdicts or other results of single tests."""
 
 
-_LIMITS = {
-    GradeReason.TIMEOUT,
-    GradeReason.OUT_OF_MEMORY,
-    GradeReason.OUT_OF_DISK,
-    GradeReason.TESTS_ABORTED,
-}
+_LIMITS = {GradeReason.TIMEOUT, GradeReason.OUT_OF_MEMORY, GradeReason.OUT_OF_DISK}
 # Only there each test had its chance to end; elsewhere it is the clock that says which ones did.
 _WHOLE_RUNS = {GradeReason.NONE, GradeReason.TESTS_FAILED, GradeReason.TESTS_MISSING}
 _NAMED = 5
