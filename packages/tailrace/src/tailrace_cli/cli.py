@@ -440,7 +440,8 @@ def tasks_selftest(
     if environment not in modes:
         fail(f"--environment: expected {', '.join(modes)}, found {environment!r}", BAD_INPUT)
     if bool(paths) == bool(task_set):
-        fail("name paths to tasks, or a set by --task-set; not both", BAD_INPUT)
+        found = "found both" if paths else "found neither"
+        fail(f"name paths to tasks, or a set by --task-set; {found}", BAD_INPUT)
 
     def work() -> Coroutine[Any, Any, int]:
         spec = load_stack(stack, variables=parse_variables(var or ()), settings=settings or ())

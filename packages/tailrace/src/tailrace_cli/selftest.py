@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from sandbox_client import SandboxClient
 from service_kit.channel import ChannelConfig
@@ -20,9 +22,11 @@ from service_kit.config import ConfigError
 from swe_eval import EvalConfig, Grader, MalformedTaskError, ServiceHost, Task, TaskSetError
 from swe_eval.core.selftest import Outcome
 from swe_eval.selftest import SelfTest, untested
+from swe_eval.tasks.digest import task_digest
 from swe_eval.tasks.harbor import EnvironmentMode, HarborOptions
 from swe_eval.tasks.selftest_file import Record, SelfTestFile
 from swe_eval.tasks.sets import open_task_sets
+from swe_eval.tasks.sources import twin
 from swe_eval.tasks.validate import validate
 
 from tailrace_cli.sandbox_service import sandbox_service
@@ -31,6 +35,8 @@ from tailrace_cli.signals import unless_interrupted
 from tailrace_cli.stack import StackSpec
 from tailrace_cli.tasks import as_row
 
+_WHY_COLUMNS = 60
+_ONE_LINE = 100_000
 _WORDS = {
     Outcome.KEPT: "kept",
     Outcome.QUARANTINED: "quarantined",
@@ -99,7 +105,7 @@ async def run_selftest(options: SelfTestOptions, stack: StackSpec, *, as_json: b
     config = _eval_config(stack)
     found = Found()
     try:
-        tasks = list(_tasks(options, config, found.problems))
+        tasks = list(read_tasks(options, config, found.problems))
         file = SelfTestFile(options.out)
     except TaskSetError as error:
         raise ConfigError(str(error)) from error
@@ -153,16 +159,28 @@ async def _test(
                 bar.update(line, completed=len(found.records), description=f"{bad} not kept")
 
 
-def _tasks(
+def read_tasks(
     options: SelfTestOptions, config: EvalConfig, problems: list[MalformedTaskError]
 ) -> Iterator[Task]:
+    """The tasks to test, each once; those that can't be used go to `problems`.
+
+    Raises:
+        ConfigError: the stack has no such set.
+        TaskSetError: there are no tasks at a path.
+    """
     if not options.task_set:
         harbor = HarborOptions(environment=options.environment)
+        taken: dict[str, Task] = {}
         for found in validate(options.paths, harbor):
             if isinstance(found, MalformedTaskError):
                 problems.append(found)
-            else:
-                yield found.task
+                continue
+            # Within one path `validate` tells twins; the very same task in another is none.
+            first = taken.setdefault(found.task.task_id, found.task)
+            if first is found.task:
+                yield first
+            elif task_digest(first) != task_digest(found.task):
+                problems.append(twin(found))
         return
     chosen = [c for c in config.task_sets if c.name == options.task_set]
     if not chosen:
@@ -201,7 +219,7 @@ def _bar(console: Console) -> Progress:
 
 def show(found: Found, out: Path, console: Console) -> None:
     """Each task that was not kept, and why."""
-    table = Table("task", "outcome", "why", box=None)
+    table = Table(Column("task", no_wrap=True), Column("outcome", no_wrap=True), "why", box=None)
     for record in found.of(Outcome.QUARANTINED):
         for finding in record.decision.findings:
             table.add_row(*map(Text, (record.task_id, "quarantined", str(finding))))
@@ -211,7 +229,13 @@ def show(found: Found, out: Path, console: Console) -> None:
         why = " ".join(filter(None, (fault.cause, fault.stage))) + f": {fault.message}"
         table.add_row(*map(Text, (record.task_id, "fault", why)))
     if table.row_count:
-        console.print(table)
+        # Room for each id as it is; in a pipe a line for each reason.
+        wide = console.options.update_width(_ONE_LINE)
+        table.width = Measurement.get(console, wide, table).maximum
+        if console.is_terminal:
+            ids = max(cell_len(record.task_id) for record in found.records)
+            table.width = min(table.width, max(console.width, ids + _WHY_COLUMNS))
+        console.print(table, crop=False)
     counts = [f"{len(found.of(outcome))} {words}" for outcome, words in _WORDS.items()]
     total = f"{len(found.records)} tasks: {', '.join(counts)}; {out}"
     console.print(total, highlight=False, soft_wrap=True)

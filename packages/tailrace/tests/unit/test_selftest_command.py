@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 
 import pytest
-from swe_eval import EvalConfig, HarborSetConfig, open_task_sets
+from rich.console import Console
+from swe_eval import EvalConfig, HarborSetConfig, MalformedTaskError, open_task_sets
+from swe_eval.core.selftest import Decision, Finding, Flaw, Outcome
 from swe_eval.generate import make_task, to_harbor
-from swe_eval.tasks.selftest_file import SelfTestFile, read_records
+from swe_eval.tasks.harbor import EnvironmentMode
+from swe_eval.tasks.selftest_file import Record, SelfTestFile, read_records
 from tailrace_cli.cli import app
 from tailrace_cli.sandbox_service import sandbox_alone
+from tailrace_cli.selftest import Found, SelfTestOptions, read_tasks, show
 from tailrace_cli.stack import load_stack
 from tailrace_cli.stack.files import LOCAL_STACK
 from typer.testing import CliRunner
@@ -86,8 +91,8 @@ def test_wrong_input_is_one_message(folder: Path, tmp_path: Path) -> None:
     busy = SelfTestFile(tmp_path / "busy")
     for arguments, words in (
         ([folder, "--out", tmp_path / "busy"], f"another self-test (process {os.getpid()}); wait"),
-        ([], "name paths to tasks, or a set by --task-set"),
-        ([folder, "--task-set", "train"], "not both"),
+        ([], "name paths to tasks, or a set by --task-set; found neither"),
+        ([folder, "--task-set", "train"], "found both"),
         (["--task-set", "nope"], "no set 'nope'; the stack has: train, heldout"),
         ([tmp_path / "absent"], "is not there"),
         ([folder, "--sandbox", "nowhere"], "--sandbox: "),
@@ -102,6 +107,33 @@ def test_wrong_input_is_one_message(folder: Path, tmp_path: Path) -> None:
         assert (code, output) == (2, ""), arguments
         assert words in message
     busy.close()
+
+
+@pytest.mark.parametrize("terminal", [False, True], ids=["piped", "terminal"])
+def test_no_task_id_is_cut_however_narrow_the_output(tmp_path: Path, terminal: bool) -> None:
+    name = "tailrace/" + "a-long-name-" * 9
+    flaws = Finding(flaw=Flaw.FLAKY, detail="what flipped " * 20), Finding(flaw=Flaw.EMPTY_SOLVED)
+    decision = Decision(outcome=Outcome.QUARANTINED, findings=flaws)
+    found = Found(records=[Record(task_id=name, digest="d", repeat=2, decision=decision)])
+    text = io.StringIO()
+    show(found, tmp_path, Console(file=text, width=40, force_terminal=terminal))
+    assert text.getvalue().count(name) == 2
+    if not terminal:
+        assert len(text.getvalue().splitlines()) == 4
+
+
+def test_one_id_for_two_tasks_of_two_paths_is_a_twin_and_the_same_task_twice_is_none(
+    tmp_path: Path,
+) -> None:
+    for place in ("one", "same", "other"):
+        to_harbor(MADE[0], tmp_path / place)
+    (tmp_path / "other" / MADE[0].task_id / "solution" / "gold.patch").write_text("")
+    problems: list[MalformedTaskError] = []
+    paths = [tmp_path / place for place in ("one", "same", "other")]
+    options = SelfTestOptions(paths=paths, environment=EnvironmentMode.TREE, out=tmp_path / "f")
+    tasks = list(read_tasks(options, EvalConfig(), problems))
+    assert [task.task_id for task in tasks] == [GOOD]
+    assert [(p.field, p.expected) for p in problems] == [("task.name", "a name of its own")]
 
 
 def test_the_service_it_starts_is_the_stacks_own_at_another_place(tmp_path: Path) -> None:

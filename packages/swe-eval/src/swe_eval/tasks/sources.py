@@ -99,18 +99,23 @@ def without_twins(source: Iterable[Found | MalformedTaskError]) -> TaskSource:
     taken: set[str] = set()
     for found in source:
         if isinstance(found, Found) and found.task.task_id in taken:
-            yield MalformedTaskError(
-                task=found.task.task_id if found.line else Path(found.file).name,
-                file=found.file if found.line else "task.toml",
-                line=found.line,
-                field="instance_id" if found.line else "task.name",
-                expected="a name of its own",
-                found=f"{found.task.task_id!r}, the name of another task",
-            )
+            yield twin(found)
             continue
         if isinstance(found, Found):
             taken.add(found.task.task_id)
         yield found
+
+
+def twin(found: Found) -> MalformedTaskError:
+    """The error for a task whose id another one has taken."""
+    return MalformedTaskError(
+        task=found.task.task_id if found.line else Path(found.file).name,
+        file=found.file if found.line else "task.toml",
+        line=found.line,
+        field="instance_id" if found.line else "task.name",
+        expected="a name of its own",
+        found=f"{found.task.task_id!r}, the name of another task",
+    )
 
 
 def _read_folder(folder: Path, options: HarborOptions | None) -> Found | MalformedTaskError:
