@@ -335,11 +335,11 @@ class SandboxFiles:
 
     @contextlib.contextmanager
     def _as_user(self) -> Iterator[None]:
-        kernel.take_identity(self._uid, self._gid)
+        tie = kernel.take_identity(self._uid, self._gid)
         try:
             yield
         finally:
-            kernel.leave_identity(self._uid, self._groups)
+            kernel.leave_identity(self._uid, self._groups, tie)
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:

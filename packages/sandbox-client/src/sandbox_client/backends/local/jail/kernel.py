@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 __all__ = [
     "CLONE_NEWIPC",
@@ -62,6 +63,7 @@ _AT_FDCWD = -100
 _AT_RECURSIVE = 0x8000
 
 PR_SET_PDEATHSIG = 1
+_PR_GET_PDEATHSIG = 2
 PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_SET_NO_NEW_PRIVS = 38
@@ -279,26 +281,42 @@ def openat2(directory_fd: int, path: str, flags: int, *, mode: int = 0, resolve:
     )
 
 
-def take_identity(uid: int, gid: int) -> None:
+class Tie(NamedTuple):
+    """The signal that this thread gets when its process's parent dies, 0 for none; the parent."""
+
+    signal: int
+    parent: int
+
+
+def take_identity(uid: int, gid: int) -> Tie:
     """Makes this thread, and no other, act as another user without groups and capabilities.
 
     Not only for file accesses: what /proc shows and allows depends on the effective ids too.
-    With uid 0 the ids stay, and only the capabilities go.
+    With uid 0 the ids stay, and only the capabilities go. Returns what `leave_identity` needs.
     """
+    number = ctypes.c_int()
+    prctl(_PR_GET_PDEATHSIG, ctypes.addressof(number))
+    tie = Tie(number.value, os.getppid())
     if uid:
         _set_ids("setgroups", 0, None)
         _set_ids("setresgid", -1, gid, -1)
         _set_ids("setresuid", -1, uid, -1)
     else:
         _use_capabilities(use=False)
+    return tie
 
 
-def leave_identity(uid: int, groups: Sequence[int]) -> None:
+def leave_identity(uid: int, groups: Sequence[int], tie: Tie) -> None:
     """Undoes `take_identity` of this uid; `groups` are the process's supplementary ones."""
     if uid:
         _set_ids("setresuid", -1, 0, -1)
         _set_ids("setresgid", -1, 0, -1)
         _set_ids("setgroups", len(groups), (ctypes.c_uint32 * len(groups))(*groups))
+        if tie.signal:
+            # With the ids the kernel forgets it: the process would outlive its parent from now on.
+            prctl(PR_SET_PDEATHSIG, tie.signal)
+            if os.getppid() != tie.parent:  # it died meanwhile
+                os.kill(os.getpid(), tie.signal)
     else:
         _use_capabilities(use=True)
 
