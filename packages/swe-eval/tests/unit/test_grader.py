@@ -230,12 +230,13 @@ async def test_a_sandbox_without_pytest_is_a_fault_of_the_set_up(
     bare.chmod(0o755)
     tested = Grader(folder_host, GradingConfig(python=str(bare)))
     task = make_shop(runner=TestRunner.PYTEST, reference=reference, pass_to_pass=())
-    for work in (
-        lambda: tested.grade(task, to(FIXED), attempt="a"),
-        lambda: tested.grade_untouched(task, attempt="b"),
-    ):
+    gradings = [
+        tested.grade(task, to(FIXED), attempt="a"),
+        tested.grade_untouched(task, attempt="b"),
+    ]
+    for grading in gradings:
         with pytest.raises(FailedPrecondition, match=r"local\.site_packages") as caught:
-            await work()
+            await grading
         assert "No module named 'pytest'" in caught.value.message
         assert caught.value.metadata["fault_cause"] == "SANDBOX"
     assert tested.faulted == 2
