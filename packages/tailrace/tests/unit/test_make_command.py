@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from swe_eval.generate import KINDS
 from tailrace_cli.cli import app
-from tailrace_cli.making import checked_kinds
+from tailrace_cli.tasks.making import checked_kinds
 from typer.testing import CliRunner
 
 

@@ -16,9 +16,9 @@ from swe_eval.tasks.harbor import EnvironmentMode
 from swe_eval.tasks.selftest_file import Record, SelfTestFile, read_records
 from tailrace_cli.cli import app
 from tailrace_cli.sandbox_service import sandbox_alone
-from tailrace_cli.selftest import Found, SelfTestOptions, read_tasks, show
 from tailrace_cli.stack import load_stack
 from tailrace_cli.stack.files import LOCAL_STACK
+from tailrace_cli.tasks.selftest import Found, SelfTestOptions, read_tasks, show
 from typer.testing import CliRunner
 
 MADE = [make_task("train", number) for number in range(2)]

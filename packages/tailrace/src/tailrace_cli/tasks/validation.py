@@ -1,4 +1,4 @@
-"""`tailrace tasks`: what can be used of task directories and data sets."""
+"""`tailrace tasks validate`: what can be used of task directories and data sets."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tailrace_cli.sandbox_service import sandbox_service
 from tailrace_cli.shell import BAD_INPUT, INTERRUPTED
 from tailrace_cli.signals import unless_interrupted
 from tailrace_cli.stack import StackSpec
-from tailrace_cli.tasks import as_row
+from tailrace_cli.tasks.validation import as_row
 
 _WHY_COLUMNS = 60
 _ONE_LINE = 100_000
