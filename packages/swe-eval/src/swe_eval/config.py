@@ -16,14 +16,19 @@ INDEXES_PER_SEED = 1_000_000
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-class GeneratedSetConfig(Config):
-    """Tasks made on demand by the generator."""
+class _NamedSetConfig(Config):
+    """What every set of tasks has."""
 
-    kind: Literal["generated"] = "generated"
     name: str
     """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
     quarantine: Path | None = None
     """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
+
+
+class GeneratedSetConfig(_NamedSetConfig):
+    """Tasks made on demand by the generator."""
+
+    kind: Literal["generated"] = "generated"
     split: Literal["pretrain", "train", "heldout"] = "train"
     """Splits share no repository, function name or bug."""
     count: Annotated[int, Field(ge=1, le=INDEXES_PER_SEED)] = 1000
@@ -42,14 +47,10 @@ class GeneratedSetConfig(Config):
     """Tasks kept in memory; others are made again."""
 
 
-class HarborSetConfig(Config):
+class HarborSetConfig(_NamedSetConfig):
     """Tasks in Harbor directories."""
 
     kind: Literal["harbor"] = "harbor"
-    name: str
-    """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
-    quarantine: Path | None = None
-    """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
     path: Path
     """A folder of task directories, at any depth, or a single one."""
     environment: Literal["auto", "tree", "image"] = "auto"
@@ -65,15 +66,11 @@ class HarborSetConfig(Config):
     """Longest time one command of an agent may take; 0: no limit of the task's own."""
 
 
-class RowSetConfig(Config):
+class RowSetConfig(_NamedSetConfig):
     """Tasks in the rows of a data set."""
 
     kind: Literal["swebench", "swesmith"]
     """Whose columns the rows have."""
-    name: str
-    """Name that clients ask for; lower case letters, digits, `.`, `_` and `-`."""
-    quarantine: Path | None = None
-    """A file that `tailrace tasks selftest` wrote: tasks that it quarantines are not served."""
     location: str
     """A `.json`, `.jsonl` or `.parquet` file, a folder of them, or `hf:OWNER/NAME[@REVISION]`, a
     data set of the Hugging Face hub."""

@@ -70,13 +70,20 @@ def test_traces_writes_atif_and_never_overwrites(tmp_path: Path) -> None:
     assert text.startswith("0 traces")
 
 
-def test_traces_of_repositories_that_are_evaluated_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("beside_tasks", [False, True])
+def test_traces_of_repositories_that_are_evaluated_are_left_out(
+    tmp_path: Path, beside_tasks: bool
+) -> None:
     rows, heldout = SAMPLES.parent / "rows" / "swesmith_ft_xml.jsonl", tmp_path / "heldout.jsonl"
+    if beside_tasks:
+        assert run("make", str(tmp_path / "evaluated"), "--count", "1")[0] == 0
+        heldout = tmp_path / "evaluated" / "heldout.jsonl"
     heldout.write_text(
         json.dumps({"instance_id": "pandas-dev__pandas-1", "repo": "pandas-dev/Pandas"})
     )
     out = tmp_path / "out.jsonl"
-    status, text = run("traces", str(rows), str(out), "--against", str(heldout))
+    against = heldout.parent if beside_tasks else heldout
+    status, text = run("traces", str(rows), str(out), "--against", str(against))
     assert (status, out.read_text()) == (0, "")
     assert "pandas-dev__pandas-1 share repository pandas-dev/pandas" in text
     assert text.endswith(f"0 traces in {out}, 1 left out, 0 can't be used\n")

@@ -147,8 +147,21 @@ class SuiteSandbox:
             text = await sandbox.read(path, max_bytes=_RESULT_BYTES)
         except WrongRequest:
             return []  # it never came to be
-        lines = text.decode("utf-8", "replace").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return results_in(text.decode("utf-8", "replace"))
+
+
+def results_in(text: str) -> list[dict[str, Any]]:
+    """The results up to the first line that is none: the tested code writes where it likes."""
+    results = []
+    for line in text.split("\n")[:-1]:
+        try:
+            result = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(result, dict) or not {"id", "end"} <= result.keys():
+            break
+        results.append(result)
+    return results
 
 
 def _coverage_files() -> list[FileContent]:

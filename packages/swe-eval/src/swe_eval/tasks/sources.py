@@ -80,6 +80,19 @@ def tasks_at(path: Path, options: HarborOptions | None = None) -> TaskSource:
     Raises:
         TaskSetError: there is neither a task nor a file of rows.
     """
+    folders, files = places_at(path)
+    return itertools.chain(
+        (_read_folder(folder, options) for folder in folders),
+        (_read(row, _read_unknown) for file in files for row in read_file(file)),
+    )
+
+
+def places_at(path: Path) -> tuple[list[Path], list[Path]]:
+    """The task directories at a path, and the files of rows that are in none of them.
+
+    Raises:
+        TaskSetError: there is neither.
+    """
     folders = find_tasks(path) if path.is_dir() else []
     inside = tuple(f"{folder}/" for folder in folders)
     files = [file for file in row_files(path) if not str(file).startswith(inside)]
@@ -88,10 +101,7 @@ def tasks_at(path: Path, options: HarborOptions | None = None) -> TaskSource:
         if path.is_dir():
             what = "no folder with a task.toml and no .json, .jsonl or .parquet file in it"
         raise TaskSetError(f"{path}: {what}")
-    return itertools.chain(
-        (_read_folder(folder, options) for folder in folders),
-        (_read(row, _read_unknown) for file in files for row in read_file(file)),
-    )
+    return folders, files
 
 
 def without_twins(source: Iterable[Found | MalformedTaskError]) -> TaskSource:
