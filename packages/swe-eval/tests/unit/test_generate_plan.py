@@ -223,13 +223,25 @@ def test_the_same_behaviour_is_kept_once_and_not_again_beside_anothers_task() ->
     selection = Selection(count=2, known=known)
     (candidate, *_) = candidates()
     assert not selection.keep(candidate, "theirs")
-    assert selection.keep(candidate, "own")
+    selection.keep_known(candidate, "g")
     assert not selection.keep(candidate, "own")
     complete = [selection.complete]
     assert selection.keep(candidate, "new")
     assert [*complete, selection.complete] == [False, True]
     assert selection.outcomes == Counter({Outcome.KEPT: 2, Outcome.DUPLICATE: 2})
     assert sum(selection.kinds.values()) == 2
+
+
+def test_tasks_that_are_there_count_whether_or_not_their_turn_comes() -> None:
+    known = {str(n): Known(ours=True, behaviour=f"own {n}") for n in range(3)}
+    selection = Selection(count=4, known={**known, "x": Known(ours=False, behaviour="theirs")})
+    first, second, *_ = candidates()
+    assert (selection.kept, selection.complete) == (3, False)
+    selection.keep_known(first, "1")
+    assert not selection.keep(second, "own 2")  # there already, under another bug
+    assert (selection.kept, selection.complete) == (3, False)
+    assert selection.keep(second, "new")
+    assert (selection.kept, selection.complete) == (4, True)
 
 
 def test_all_kinds_have_their_turn_early() -> None:

@@ -199,14 +199,21 @@ class Selection:
     _functions: Counter[tuple[str, str]] = field(default_factory=Counter)
     _files: Counter[str] = field(default_factory=Counter)
     _behaviours: set[str] = field(default_factory=set)
+    _to_come: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._behaviours |= {task.behaviour for task in self.known.values() if not task.ours}
+        self._behaviours |= {task.behaviour for task in self.known.values()}
+        self._to_come |= {name for name, task in self.known.items() if task.ours}
+
+    @property
+    def kept(self) -> int:
+        """Tasks of this repository and seed, in their turn or not: other options may give none."""
+        return self.outcomes[Outcome.KEPT] + len(self._to_come)
 
     @property
     def complete(self) -> bool:
         """Whether there are as many as were asked for."""
-        return self.outcomes[Outcome.KEPT] >= self.count
+        return self.kept >= self.count
 
     def is_capped(self, candidate: Candidate) -> bool:
         """Whether its function or file is full. Once full they stay it."""
@@ -225,8 +232,16 @@ class Selection:
             self.drop(Outcome.DUPLICATE)
             return False
         self._behaviours.add(behaviour)
+        self._count(candidate)
+        return True
+
+    def keep_known(self, candidate: Candidate, fingerprint: str) -> None:
+        """Takes note that it is the turn of a task of ours that is there already."""
+        self._to_come.discard(fingerprint)
+        self._count(candidate)
+
+    def _count(self, candidate: Candidate) -> None:
         self._functions[candidate.path, candidate.place.function] += 1
         self._files[candidate.path] += 1
         self.outcomes[Outcome.KEPT] += 1
         self.kinds[candidate.place.kind] += 1
-        return True

@@ -103,7 +103,7 @@ class Pipeline:
             tests_left_out={k: n for k, n in self.baseline.left_out.items() if n},
             candidates=len(self.candidates),
             tried=self._decided,
-            kept=selection.outcomes[Outcome.KEPT],
+            kept=selection.kept,
             new=self._new,
             outcomes={outcome.value: n for outcome, n in sorted(selection.outcomes.items())},
             kinds=dict(sorted(selection.kinds.items())),
@@ -125,7 +125,7 @@ class Pipeline:
         """The next candidates that have to be run."""
         batch: list[tuple[int, Bug, str]] = []
         # Towards the end in small parts, of which less is in vain.
-        missing = self.options.count - self._selection.outcomes[Outcome.KEPT]
+        missing = self.options.count - self._selection.kept
         size = min(_BATCH, max(1, math.ceil(missing / self.options.jobs)))
         while len(batch) < size and self._next < len(self.candidates):
             n, candidate = self._next, self.candidates[self._next]
@@ -171,7 +171,7 @@ class Pipeline:
         selection = self._selection
         known = self.known.get(seen.fingerprint)
         if known is not None and known.ours:
-            selection.keep(candidate, known.behaviour)
+            selection.keep_known(candidate, seen.fingerprint)
             return None
         if seen.dropped is not None or seen.bug is None:
             selection.drop(seen.dropped or Outcome.INVALID)
@@ -186,10 +186,7 @@ class Pipeline:
             return None
         if not selection.keep(candidate, task.behaviour):
             return None
-        self.tell(
-            f"{selection.outcomes[Outcome.KEPT]} of {selection.count}: {task.task_id} "
-            f"({self._decided} tried)"
-        )
+        self.tell(f"{selection.kept} of {selection.count}: {task.task_id} ({self._decided} tried)")
         return task
 
     def _task(self, candidate: Candidate, seen: _Seen, bug: Bug, trial: Trial) -> RepositoryTask:
