@@ -27,7 +27,8 @@ from sandbox_client.backends.local.forkserver import (
     end_leftover,
     write_record,
 )
-from sandbox_client.backends.local.jail import seccomp, wire
+from sandbox_client.backends.local.jail import seccomp
+from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.layers import Layers, open_stores
 from sandbox_client.backends.local.sandbox import LocalSandbox, SandboxSettings
 from sandbox_client.backends.local.store import EMPTY_DIGEST
@@ -212,18 +213,19 @@ class LocalBackend:
         )
         sandbox = LocalSandbox(settings, ours, cgroup, keep, end)
         self._sandboxes[sandbox_id] = sandbox
-        request: wire.Message = {
-            "lower": layers.work,
-            "mounts": {str(number): layers.mount(number) for number in layers.mounts},
-            "workdir": workdir,
-            "disk_bytes": limits.disk_bytes,
-            "inodes": self._config.sandbox.inodes,
-            "rlimits": self._rlimits(limits),
-        }
+        asked = Create(
+            sandbox_id,
+            workdir,
+            self._rlimits(limits),
+            limits.disk_bytes,
+            self._config.sandbox.inodes,
+            layers.work,
+            {n: layer for n in layers.mounts if (layer := layers.mount(n)) is not None},
+        )
         try:
             with theirs:
                 fds = [theirs.fileno(), *cgroup.joins]
-                server.create(sandbox_id, request, fds, sandbox.fail)
+                server.create(asked, fds, sandbox.fail)
             async with asyncio.timeout(self._local.start_timeout_s):
                 await sandbox.wait_ready()
         except BaseException as error:

@@ -9,13 +9,14 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
 
 from sandbox_client.backends.local import jail
 from sandbox_client.backends.local.host import BasePython, compiler
 from sandbox_client.backends.local.jail import template, wire
+from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.packets import PacketSender
 from sandbox_client.errors import IsolationUnavailable, SandboxUnavailable
 
@@ -93,9 +94,8 @@ class ForkServerProcess:
 
     def create(
         self,
-        sandbox_id: str,
-        request: wire.Message,
-        fds: list[int],
+        asked: Create,
+        fds: Sequence[int],
         on_failure: Callable[[str], None],
     ) -> None:
         """Asks for a sandbox, whose first process then reports on its own channel.
@@ -105,9 +105,9 @@ class ForkServerProcess:
         Raises:
             SandboxUnavailable: the fork-server cannot be asked.
         """
-        self._send({"op": "create", "id": sandbox_id, **request}, fds)
-        self._failures[sandbox_id] = on_failure
-        self._exited[sandbox_id] = asyncio.get_running_loop().create_future()
+        self._send(*asked.fields(), fds=fds)
+        self._failures[asked.sandbox_id] = on_failure
+        self._exited[asked.sandbox_id] = asyncio.get_running_loop().create_future()
 
     async def end(self, sandbox_id: str, *, timeout_s: float) -> None:
         """Kills a sandbox and waits until no process of it is left."""
@@ -115,7 +115,7 @@ class ForkServerProcess:
         if exited is None or not self.alive:
             return
         if not exited.done():
-            self._send({"op": "kill", "id": sandbox_id}, [])
+            self._send("kill", sandbox_id)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(exited)
@@ -142,9 +142,9 @@ class ForkServerProcess:
         """Its process id."""
         return self._process.pid
 
-    def _send(self, message: wire.Message, fds: list[int]) -> None:
+    def _send(self, *fields: wire.Field, fds: Sequence[int] = ()) -> None:
         try:
-            self._sender.send(message, fds)
+            self._sender.send(*fields, fds=fds)
         except OSError as error:
             raise SandboxUnavailable(
                 f"the fork-server cannot be asked: {error.strerror}"
@@ -163,16 +163,15 @@ class ForkServerProcess:
         except ConnectionError:
             self._ended()
 
-    def _handle(self, message: wire.Message) -> None:
-        sandbox_id = str(message.get("id", ""))
-        match message["op"]:
+    def _handle(self, fields: wire.Reader) -> None:
+        match fields.text():
             case "serving":
                 if not self._ready.done():
                     self._ready.set_result(None)
             case "failed":
-                self._failed(sandbox_id, f"the host cannot start a sandbox: {message['error']}")
+                self._failed(fields.text(), f"the host cannot start a sandbox: {fields.text()}")
             case "exited":
-                exited = self._exited.get(sandbox_id)
+                exited = self._exited.get(fields.text())
                 if exited is not None and not exited.done():
                     exited.set_result(None)
 

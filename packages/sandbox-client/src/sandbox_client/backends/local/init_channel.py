@@ -3,7 +3,7 @@
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from sandbox_client.backends.local.jail import wire
 from sandbox_client.backends.local.packets import PacketSender
@@ -59,7 +59,7 @@ class InitChannel:
         """Takes no more interest in a command's end."""
         self._ended.pop(number).cancel()
 
-    def send(self, message: wire.Message, fds: list[int] | None = None) -> None:
+    def send(self, *fields: wire.Field, fds: Sequence[int] = ()) -> None:
         """Sends a message.
 
         Raises:
@@ -68,7 +68,7 @@ class InitChannel:
         """
         self.require_living()
         try:
-            self._sender.send(message, fds or ())
+            self._sender.send(*fields, fds=fds)
         except ValueError as error:
             raise TooLarge(f"the command with its environment is too long: {error}") from error
         except OSError as error:
@@ -107,25 +107,20 @@ class InitChannel:
                 self._handle(*received)
         except BlockingIOError:
             return
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             self.lose(f"its first process cannot be understood: {error}")
 
-    def _handle(self, message: wire.Message, fds: list[int]) -> None:
-        match message["op"]:
+    def _handle(self, fields: wire.Reader, fds: list[int]) -> None:
+        match fields.text():
             case "ready" if not self.ready.done() and len(fds) in (2, 3):
                 self.ready.set_result(fds)
                 return
             case "failed" if not self.ready.done():
-                self.lose(f"cannot {message['step']}: {message['error']}")
+                self.lose(f"cannot {fields.text()}: {fields.text()}")
             case "ended":
-                ended = self._ended.get(int(message["exec"]))
+                ended = self._ended.get(fields.number())
+                status, wall_us, cpu_us = fields.number(), fields.number(), fields.number()
                 if ended is not None and not ended.done():
-                    ended.set_result(
-                        Ended(
-                            int(message["status"]),
-                            float(message["wall_s"]),
-                            float(message["cpu_s"]),
-                        )
-                    )
+                    ended.set_result(Ended(status, wall_us / 1e6, cpu_us / 1e6))
         for fd in fds:
             os.close(fd)

@@ -20,14 +20,14 @@ class PacketSender:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[tuple[bytes, list[int]]] = deque()
 
-    def send(self, message: wire.Message, fds: Sequence[int] = ()) -> None:
+    def send(self, *fields: wire.Field, fds: Sequence[int] = ()) -> None:
         """Sends now or as soon as there is room; the descriptors may be closed afterwards.
 
         Raises:
             ValueError: the message is too long.
             OSError: the channel is broken.
         """
-        raw = wire.encode(message)
+        raw = wire.encode(*fields)
         if not self._waiting:
             try:
                 wire.send_packet(self._channel, raw, fds)

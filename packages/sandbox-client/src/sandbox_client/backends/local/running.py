@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from sandbox_client.backends.local.cgroups import SandboxCgroup
 from sandbox_client.backends.local.init_channel import InitChannel
-from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.jail.messages import Exec
 from sandbox_client.backends.pipes import OutputPipe
 from sandbox_client.backends.running import Ended
 from sandbox_client.core.commands import direct_argv
@@ -66,17 +66,16 @@ class LocalCommands:
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC) if with_stdin else (_dev_null(), -1)
         started.stdin_fd = write_fd
         out = pipes["stdout"].write_fd
-        message: wire.Message = {
-            "op": "exec",
-            "exec": started.number,
-            "argv": command.argv or direct_argv(command.shell) or (),
-            "shell": None if command.argv else command.shell,
-            "cwd": cwd,
-            "env": {**self._environ, **command.env, "PWD": cwd},
-        }
+        asked = Exec(
+            started.number,
+            cwd,
+            None if command.argv else command.shell,
+            command.argv or direct_argv(command.shell) or (),
+            {**self._environ, **command.env, "PWD": cwd},
+        )
         try:
             error_fd = out if command.merge_stderr else pipes["stderr"].write_fd
-            self._channel.send(message, [read_fd, out, error_fd])
+            self._channel.send(*asked.fields(), fds=[read_fd, out, error_fd])
         except BaseException:
             if write_fd >= 0:
                 os.close(write_fd)
@@ -100,7 +99,7 @@ class _LocalCommand:
 
     def kill(self) -> None:
         try:
-            self._channel.send({"op": "kill", "exec": self.number})
+            self._channel.send("kill", self.number)
         except SandboxGone:
             return  # then nothing of it runs any more
 

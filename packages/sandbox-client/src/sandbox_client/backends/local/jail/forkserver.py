@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from sandbox_client.backends.local.jail import kernel, wire
 from sandbox_client.backends.local.jail.init import Init, PythonRun
+from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.jail.rehearsal import rehearse
 from sandbox_client.backends.local.jail.walls import Settings, Walls
 
@@ -56,17 +57,12 @@ class ForkServer:
     def _rehearse_setup(self) -> None:
         """Sets sandboxes up without a process in them, for the reason that `rehearsal` gives."""
         own = [_own_namespace(kind) for kind in ("net", "ipc", "uts", "mnt")]
-        message: wire.Message = {
-            "lower": [f"{self._settings.rehearsal_digest}/tree"],
-            "mounts": {},
-            "workdir": "/workspace",
-            "disk_bytes": 1 << 20,
-            "inodes": 256,
-        }
+        lower = [f"{self._settings.rehearsal_digest}/tree"]
+        asked = Create("rehearsal", "/workspace", (), 1 << 20, 256, lower, {})
         self._make_mount_points("/workspace")
         for _ in range(_REHEARSALS):
             self._walls.isolate()
-            for fd in self._walls.mount(message):
+            for fd in self._walls.mount(asked):
                 os.close(fd)
             for fd in own:
                 kernel.setns(fd)
@@ -82,7 +78,7 @@ class ForkServer:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
-        wire.send(self._control, {"op": "serving", "pid": os.getpid()})
+        wire.send(self._control, "serving")
         while True:
             init = None
             ready = dict(poll.poll(_SPARE_AFTER_MS if self._refill else None))
@@ -93,11 +89,11 @@ class ForkServer:
                 received = wire.receive(self._control, max_fds=8)
                 if received is None:
                     return None
-                message, fds = received
-                if message["op"] == "create":
-                    init = self._create(message, fds)
-                elif message["op"] == "kill":
-                    self._kill(str(message["id"]))
+                fields, fds = received
+                if fields.text() == "create":
+                    init = self._create(Create.read(fields), fds)
+                else:
+                    self._kill(fields.text())
             elif self._refill and not ready:
                 self._refill = False
                 with suppress(OSError):  # the next create will say why
@@ -122,7 +118,7 @@ class ForkServer:
                 spare.close()
             sandbox_id = self._ids.pop(pid, None)
             if sandbox_id is not None:
-                wire.send(self._control, {"op": "exited", "id": sandbox_id, "status": status})
+                wire.send(self._control, "exited", sandbox_id, status)
 
     def _kill(self, sandbox_id: str) -> None:
         for pid, known in self._ids.items():
@@ -130,30 +126,29 @@ class ForkServer:
                 # Ours and not reaped yet, so the number cannot mean anyone else.
                 os.kill(pid, signal.SIGKILL)
 
-    def _create(self, message: wire.Message, fds: list[int]) -> Init | None:
+    def _create(self, asked: Create, fds: list[int]) -> Init | None:
         """Lets a waiting process become a sandbox; returns that, in a process forked for it."""
-        sandbox_id = str(message["id"])
         self._refill = self._settings.spares > 0
         try:
-            self._make_mount_points(message["workdir"])
-            pid = self._give_to_spare(message, fds)
+            self._make_mount_points(asked.workdir)
+            pid = self._give_to_spare(asked, fds)
             if not pid:
                 init = self._make_spares(fds)
                 if init is not None:
                     return init
-                pid = self._give_to_spare(message, fds)
+                pid = self._give_to_spare(asked, fds)
             if pid:
-                self._ids[pid] = sandbox_id
+                self._ids[pid] = asked.sandbox_id
             else:
-                self._refuse(sandbox_id, "the process for it was killed")
+                self._refuse(asked.sandbox_id, "the process for it was killed")
         except OSError as error:
-            self._refuse(sandbox_id, error.strerror or str(error))
+            self._refuse(asked.sandbox_id, error.strerror or str(error))
         for fd in fds:
             os.close(fd)
         return None
 
     def _refuse(self, sandbox_id: str, why: str) -> None:
-        wire.send(self._control, {"op": "failed", "id": sandbox_id, "error": f"fork: {why}"})
+        wire.send(self._control, "failed", sandbox_id, f"fork: {why}")
 
     def _make_spares(self, not_theirs: Sequence[int] = ()) -> Init | None:
         """Forks processes that wait for what they are to become, as many as there should be.
@@ -204,15 +199,17 @@ class ForkServer:
             received = wire.receive(fork_server, max_fds=8)
         if received is None:
             os._exit(0)
-        return self._become_init(*received, problem)
+        fields, fds = received
+        fields.text()
+        return self._become_init(Create.read(fields), fds, problem)
 
-    def _give_to_spare(self, message: wire.Message, fds: list[int]) -> int:
+    def _give_to_spare(self, asked: Create, fds: list[int]) -> int:
         """Lets a waiting process become this sandbox; its pid, or 0 if none is there."""
         while self._spares:
             pid = next(iter(self._spares))
             with self._spares.pop(pid) as spare:
                 try:
-                    wire.send(spare, message, fds)
+                    wire.send(spare, *asked.fields(), fds=fds)
                 except OSError:
                     continue  # it has ended, and will be reaped
                 return pid
@@ -225,7 +222,7 @@ class ForkServer:
                 os.makedirs(target, mode=0o755, exist_ok=True)
                 self._mount_points.add(target)
 
-    def _become_init(self, message: wire.Message, fds: list[int], problem: OSError | None) -> Init:
+    def _become_init(self, asked: Create, fds: list[int], problem: OSError | None) -> Init:
         """Makes this isolated process the first one of a sandbox; `problem` is why it is not."""
         channel = socket.socket(fileno=fds[0])
         step = "isolate"
@@ -236,18 +233,18 @@ class ForkServer:
                 os.write(fd, b"0")
                 os.close(fd)
             step = "mount"
-            mounted = self._walls.mount(message)
+            mounted = self._walls.mount(asked)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
             step = "drop privileges"
             os.close(self._own_pid_namespace)
-            self._walls.drop_privileges(message["rlimits"])
+            self._walls.drop_privileges(asked.rlimits)
             init = Init(channel, self._settings.python_path, oom_fd)
             init.listen()
-            wire.send(channel, {"op": "ready"}, mounted)
+            wire.send(channel, "ready", fds=mounted)
             for fd in mounted:
                 os.close(fd)
         except BaseException as error:  # the parent only sees an exit status
-            wire.send(channel, {"op": "failed", "step": step, "error": str(error) or repr(error)})
+            wire.send(channel, "failed", step, str(error) or repr(error))
             os._exit(1)
         return init
 

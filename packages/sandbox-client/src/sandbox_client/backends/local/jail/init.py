@@ -13,9 +13,10 @@ import signal
 import socket
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from sandbox_client.backends.local.jail import kernel, wire
+from sandbox_client.backends.local.jail.messages import Exec
 from sandbox_client.backends.local.jail.processes import in_killing_order, processes, tree_of
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
 from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims, kill
@@ -109,28 +110,26 @@ class Init:
         received = wire.receive(self._channel, max_fds=3)
         if received is None:
             os._exit(0)
-        message, fds = received
-        number: int = message["exec"]
-        if message["op"] == "exec":
-            run = self._start(number, message, fds)
+        fields, fds = received
+        if fields.text() == "exec":
+            run = self._start(Exec.read(fields), fds)
             if run is not None:
                 return run
             for fd in fds:
                 os.close(fd)
-        elif message["op"] == "kill" and number in self._running:
-            self._kill_tree(self._running[number])
+        else:
+            target = self._running.get(fields.number())
+            if target is not None:
+                self._kill_tree(target)
         return None
 
-    def _start(self, number: int, message: wire.Message, fds: list[int]) -> PythonRun | None:
+    def _start(self, asked: Exec, fds: list[int]) -> PythonRun | None:
         # The service is trusted to send what it should.
-        argv: list[str] = message["argv"]
-        shell: str | None = message["shell"]
-        environ: dict[str, str] = message["env"]
-        cwd: str = message["cwd"]
-        through_shell = shell is not None and not argv
-        if shell is not None and not argv:
-            argv = ["sh", "-c", shell]
-        running = _Running(number, time.monotonic())
+        argv, environ, cwd = list(asked.argv), dict(asked.environ), asked.cwd
+        through_shell = asked.shell is not None and not argv
+        if asked.shell is not None and not argv:
+            argv = ["sh", "-c", asked.shell]
+        running = _Running(asked.number, time.monotonic())
         try:
             os.chdir(cwd)
         except OSError as error:
@@ -148,16 +147,16 @@ class Init:
                 argv = [path, *argv[1:]]
             running.root = self._spawn(path, argv, environ, fds)
         except OSError as error:
-            if shell is not None and not through_shell:
+            if asked.shell is not None and not through_shell:
                 # Only a shell gives a shell's own message, and runs a script without "#!".
                 os.chdir("/")
-                return self._start(number, {**message, "argv": []}, fds)
+                return self._start(replace(asked, argv=()), fds)
             code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _CANNOT_START
             self._refuse(running, fds, f"{argv[0]}: {error.strerror}", code)
             return None
         finally:
             os.chdir("/")
-        self._running[number] = running
+        self._running[asked.number] = running
         return None
 
     def _refuse(self, running: _Running, fds: list[int], text: str, code: int) -> None:
@@ -217,16 +216,9 @@ class Init:
         os.closerange(3, 1 << 20)
 
     def _report(self, running: _Running, status: int) -> None:
-        wire.send(
-            self._channel,
-            {
-                "op": "ended",
-                "exec": running.number,
-                "status": status,
-                "wall_s": time.monotonic() - running.started,
-                "cpu_s": running.cpu_s,
-            },
-        )
+        wall_us = int((time.monotonic() - running.started) * 1e6)
+        cpu_us = int(running.cpu_s * 1e6)
+        wire.send(self._channel, "ended", running.number, status, wall_us, cpu_us)
 
     # -- endings
 

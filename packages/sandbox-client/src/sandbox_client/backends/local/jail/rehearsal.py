@@ -9,6 +9,7 @@ import socket
 
 from sandbox_client.backends.local.jail import wire
 from sandbox_client.backends.local.jail.init import Init
+from sandbox_client.backends.local.jail.messages import Exec
 
 __all__ = ["rehearse"]
 
@@ -23,8 +24,8 @@ def rehearse(python_path: str, environ: dict[str, str]) -> None:
     init = Init(theirs, python_path, null)
     for number in range(_ROUNDS * len(_COMMANDS)):
         argv = _COMMANDS[number % len(_COMMANDS)]
-        message = {"op": "exec", "exec": number, "shell": " ".join(argv), "argv": argv, "cwd": "/"}
-        wire.send(ours, {**message, "env": environ}, [null, null, null])
+        asked = Exec(number, "/", " ".join(argv), argv, environ)
+        wire.send(ours, *asked.fields(), fds=[null, null, null])
         if init.rehearse_once() is not None:
             os._exit(0)  # in the forked program
         wire.receive(ours)

@@ -7,12 +7,13 @@ They are put up in the sandbox's first process, before it serves any command.
 import os
 import resource
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sandbox_client.backends.local.jail import kernel, template, wire
+from sandbox_client.backends.local.jail import kernel, template
 from sandbox_client.backends.local.jail.boot import CODE_FOLDER
+from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.jail.seccomp import Program, build_filter, is_supported
 
 __all__ = ["Settings", "Walls"]
@@ -85,28 +86,27 @@ class Walls:
         """Sets the limits that all sandboxes have."""
         _set_rlimits(self._settings.rlimits)
 
-    def mount(self, message: wire.Message) -> list[int]:
+    def mount(self, asked: Create) -> list[int]:
         """Mounts what this sandbox starts from, on an isolated process's file systems.
 
         Returns:
             Descriptors of the root, of the overlay's upper layer and, where there are several
             lower layers, of all those together.
         """
-        workdir, staging = str(message["workdir"]), template.STAGING
-        lower: list[str] = message["lower"]
+        workdir, staging = asked.workdir, template.STAGING
         flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_REMOUNT
-        size = f"size={message['disk_bytes']},nr_inodes={message['inodes']}"
+        size = f"size={asked.disk_bytes},nr_inodes={asked.inodes}"
         kernel.mount("tmpfs", staging, "tmpfs", flags, size)
         view = []
-        if len(lower) > 1:
-            self._mount_overlay(workdir, lower)
+        if len(asked.lower) > 1:
+            self._mount_overlay(workdir, asked.lower)
             view.append(_open_folder(workdir))
             kernel.umount(workdir)
-        self._mount_overlay(workdir, lower, "upper", "work")
-        for number, content in message["mounts"].items():
+        self._mount_overlay(workdir, asked.lower, "upper", "work")
+        for number, content in asked.mounts.items():
             work = f"work{number}"
             os.mkdir(f"{staging}/{work}", 0o755)
-            target = self._settings.mounts[int(number)]
+            target = self._settings.mounts[number]
             self._mount_overlay(target, [content], f"mount{number}", work)
         upper_fd = _open_folder(f"{staging}/upper")
         # With all that is mounted below it: the stored trees, the tmpfs by its own path.
@@ -115,7 +115,7 @@ class Walls:
         return [root_fd, upper_fd, *view]
 
     def _mount_overlay(
-        self, target: str, lower: list[str], upper: str = "", work: str = ""
+        self, target: str, lower: Sequence[str], upper: str = "", work: str = ""
     ) -> None:
         """Mounts stored layers on a folder, to be written to in `upper` if that is given."""
         layers = ":".join(f"{template.ENVIRONMENTS}/{layer}" for layer in lower)

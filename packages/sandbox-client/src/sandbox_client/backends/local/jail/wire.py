@@ -1,19 +1,19 @@
-"""Messages between the service, the fork-server and the first processes of sandboxes.
+"""Messages between the service, the launcher and the processes it starts.
 
-One JSON object a packet over a SOCK_SEQPACKET pair, with file descriptors beside it. What comes
-out of a sandbox is parsed as data and nothing else.
+One message a packet over a SOCK_SEQPACKET pair, with file descriptors beside it. A packet is a row
+of fields, the first of which says what it is; each ends with a NUL, which no field contains. What
+comes out of a sandbox is parsed as data and nothing else. `launcher/wire.c` is the same in C.
 """
 
 import array
-import json
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any
 
 __all__ = [
     "MAX_PACKET_BYTES",
-    "Message",
+    "Field",
+    "Reader",
     "encode",
     "receive",
     "receive_packet",
@@ -24,21 +24,53 @@ __all__ = [
 MAX_PACKET_BYTES = 192 * 1024
 """Largest message. A command line with its environment must fit."""
 
-Message = dict[str, Any]
+Field = str | int
 
 _FD_BYTES = array.array("i").itemsize
 
 
-def encode(message: Message) -> bytes:
+def encode(*fields: Field) -> bytes:
     """A message as a packet.
 
     Raises:
-        ValueError: it is too long.
+        ValueError: it is too long, or a field contains a NUL.
     """
-    raw = json.dumps(message, separators=(",", ":")).encode()
+    raw = os.fsencode("\0".join(map(str, fields)) + "\0")
+    if raw.count(b"\0") != len(fields):
+        raise ValueError("a field of a message contains a NUL")
     if len(raw) > MAX_PACKET_BYTES:
         raise ValueError(f"message of {len(raw)} bytes, at most {MAX_PACKET_BYTES} fit")
     return raw
+
+
+class Reader:
+    """The fields of a received message, taken one after the other."""
+
+    def __init__(self, raw: bytes) -> None:
+        if raw[-1:] != b"\0":
+            raise ValueError(f"a packet of {len(raw)} bytes is not a message")
+        self._fields = os.fsdecode(raw[:-1]).split("\0")
+        self._at = 0
+
+    def text(self) -> str:
+        """The next field; raises `ValueError` if there is none."""
+        if self._at == len(self._fields):
+            raise ValueError("a message lacks a field")
+        self._at += 1
+        return self._fields[self._at - 1]
+
+    def number(self) -> int:
+        """The next field; raises `ValueError` if it is not a number."""
+        return int(self.text())
+
+    def texts(self) -> list[str]:
+        """A counted row: its length, then as many fields."""
+        return [self.text() for _ in range(self.number())]
+
+    def rest(self) -> list[str]:
+        """All that is left."""
+        at, self._at = self._at, len(self._fields)
+        return self._fields[at:]
 
 
 def send_packet(channel: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> None:
@@ -49,9 +81,9 @@ def send_packet(channel: socket.socket, raw: bytes, fds: Sequence[int] = ()) -> 
         channel.send(raw)
 
 
-def send(channel: socket.socket, message: Message, fds: Sequence[int] = ()) -> None:
+def send(channel: socket.socket, *fields: Field, fds: Sequence[int] = ()) -> None:
     """Encodes and sends a message."""
-    send_packet(channel, encode(message), fds)
+    send_packet(channel, encode(*fields), fds)
 
 
 def receive_packet(
@@ -70,7 +102,7 @@ def receive_packet(
     return raw, list(fds), found
 
 
-def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Message, list[int]] | None:
+def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Reader, list[int]] | None:
     """The next message and its descriptors; None when the other end is gone.
 
     Raises:
@@ -80,13 +112,11 @@ def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Message, list[
     raw, fds, flags = receive_packet(channel, max_fds)
     if not raw:
         return None
-    cut = flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC)
+    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+        raw = b"cut off"
     try:
-        message = None if cut else json.loads(raw)
+        return Reader(raw), fds
     except ValueError:
-        message = None
-    if not isinstance(message, dict):
         for fd in fds:
             os.close(fd)
-        raise ValueError(f"a packet of {len(raw)} bytes is not a message")  # noqa: TRY004
-    return message, fds
+        raise
