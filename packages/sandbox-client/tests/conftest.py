@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
-from sandbox_client.testing.backends import BACKENDS, ORDINARY_USERS, PODMAN, BackendUnderTest
+from sandbox_client.testing.backends import (
+    BACKENDS,
+    IN_PYTHON,
+    ORDINARY_USERS,
+    PODMAN,
+    BackendUnderTest,
+)
 from sandbox_client.testing.dockerd import Dockerd
 from sandbox_client.testing.service import RunningService
 
@@ -16,16 +22,23 @@ from sandbox_client.testing.service import RunningService
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Runs the contract's tests over every back-end, others over their folder's, or `local`.
 
-    In the long form the escapes, and the contract, also run for services of ordinary users, and the
-    contract over podman. A module with other back-ends names them: `BACKENDS`.
+    What runs over `local` in the folders escapes and local also runs with its launcher in Python,
+    and the contract in the long form. There contract and escapes run for services of ordinary users
+    too, and the contract over podman. A module with other back-ends names them: `BACKENDS`.
     """
     if "backend" in metafunc.fixturenames:
         folder = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-        known = {**BACKENDS, PODMAN.kind: PODMAN}
+        known = {**BACKENDS, PODMAN.kind: PODMAN, IN_PYTHON.kind: IN_PYTHON}
         usual = BACKENDS if folder == "contract" else [folder if folder in known else "local"]
-        chosen = [known[name] for name in getattr(metafunc.module, "BACKENDS", usual)]
+        named = getattr(metafunc.module, "BACKENDS", None)
+        chosen = [known[name] for name in named or usual]
         if folder == "contract" and BACKENDS["docker"] in chosen:
             chosen.append(replace(PODMAN, marks=("slow",)))
+        if BACKENDS["local"] in chosen:
+            if folder == "contract":
+                chosen.append(replace(IN_PYTHON, marks=("slow",)))
+            elif folder in ("escapes", "local") and named is None:
+                chosen.append(IN_PYTHON)
         if folder in ("contract", "escapes") and BACKENDS["local"] in chosen:
             kinds = ORDINARY_USERS if folder == "escapes" else ORDINARY_USERS[:1]
             chosen += [replace(user, marks=("slow",)) for user in kinds]

@@ -260,6 +260,10 @@ class LocalConfig(OnHostConfig):
     """Compile the small stand-in for `python` where a C compiler exists, so that Python runs warm
     inside shell commands too. Without it such programs start a fresh interpreter."""
 
+    compile_launcher: bool = True
+    """Compile the small program that makes sandboxes where a C compiler exists and the service is
+    root. Without it they are made in Python, which takes about twice as long."""
+
     preload: tuple[str, ...] = tuple(DEFAULT_PRELOAD)
     """Modules that warm Python has at hand: standard ones, and packages of `site_packages` that
     programs often start with. Those not there are left out. The fork-server imports them."""

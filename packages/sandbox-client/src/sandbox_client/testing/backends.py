@@ -26,7 +26,7 @@ from sandbox_client.testing.ordinary_user import OrdinaryUser
 from sandbox_client.testing.podman import podman_missing, running_podman
 from sandbox_client.testing.service import RunningService
 
-__all__ = ["BACKENDS", "ORDINARY_USERS", "PODMAN", "BackendUnderTest"]
+__all__ = ["BACKENDS", "IN_PYTHON", "ORDINARY_USERS", "PODMAN", "BackendUnderTest"]
 
 
 @contextlib.contextmanager
@@ -190,6 +190,12 @@ PODMAN = replace(
     needs=partial(_with_daemon, running_podman),
 )
 """Back-end `docker` with podman at its socket."""
+
+
+IN_PYTHON = replace(
+    BACKENDS["local"], kind="launcher in Python", settings=("local.compile_launcher=false",)
+)
+"""Back-end `local` as it is where there is no C compiler."""
 
 
 _TRY = "from sandbox_client.backends.local.jail import own_users; own_users.try_isolation()"

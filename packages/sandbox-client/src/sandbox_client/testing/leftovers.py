@@ -6,6 +6,7 @@ from pathlib import Path
 __all__ = ["leftovers", "processes_of", "service_cgroups", "unfinished_files"]
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_COMPILED = ("launcher-", "python-shim-")
 _KNOWN = frozenset({"environments", "lock", "run"})
 
 
@@ -42,7 +43,7 @@ def unfinished_files(state_dir: Path) -> set[str]:
     partial = {path.name for path in environments.iterdir() if not path.name.isalnum()}
     snapshots = {path.name for path in (environments / "snapshots").iterdir()}
     others = {path.name for path in state_dir.iterdir()} - _KNOWN
-    return partial | snapshots | {name for name in others if not name.startswith("python-shim-")}
+    return partial | snapshots | {name for name in others if not name.startswith(_COMPILED)}
 
 
 def leftovers(state_dir: Path) -> list[str]:

@@ -21,9 +21,9 @@ from sandbox_client.backends.local.cgroups import (
     SandboxCgroup,
     detect_cgroups,
 )
+from sandbox_client.backends.local.compiled import compile_launcher, compile_shim
 from sandbox_client.backends.local.forkserver import (
     ForkServerProcess,
-    compile_shim,
     end_leftover,
     write_record,
 )
@@ -72,6 +72,7 @@ class LocalBackend:
         self._cgroups = CgroupSetup(1, {})
         self._python = host.base_python(config.local.python)
         self._shim: Path | None = None
+        self._launcher: Path | None = None
         self._server: ForkServerProcess | None = None
         self._starting = asyncio.Lock()
         self._sandboxes: dict[str, LocalSandbox] = {}
@@ -103,6 +104,8 @@ class LocalBackend:
         await asyncio.to_thread(self._snapshots.open)
         if self._local.compile_shim:
             self._shim = await asyncio.to_thread(compile_shim, self._state, self._python)
+        if self._local.compile_launcher and not self._launcher_problem():
+            self._launcher = await asyncio.to_thread(compile_launcher, self._state)
         await self._fork_server()
 
     async def stop(self) -> None:
@@ -145,7 +148,13 @@ class LocalBackend:
             missing.append(
                 "no warm Python inside shell commands: no C compiler (slower, not unsafe)"
             )
+        if self._local.compile_launcher and self._launcher is None:
+            why = self._launcher_problem() or "no C compiler"
+            missing.append(f"sandboxes are made in Python, not in C: {why} (slower, not unsafe)")
         return tuple(missing)
+
+    def _launcher_problem(self) -> str:
+        return host.launcher_problem(rootless=self._ids.rootless)
 
     def limiters(self) -> list[LimiterStatus]:
         """Disk space of stored environments and snapshots."""
@@ -317,6 +326,7 @@ class LocalBackend:
                 ],
                 "spares": local.spares,
             },
+            "launcher": str(self._launcher) if self._launcher else None,
             "environ": command_environ(local.user, self._config.exec.path, {}),
             "preload": local.preload,
         }

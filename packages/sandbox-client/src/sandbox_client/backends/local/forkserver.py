@@ -3,29 +3,23 @@
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 from sandbox_client.backends.local import jail
-from sandbox_client.backends.local.host import BasePython, compiler
-from sandbox_client.backends.local.jail import template, wire
+from sandbox_client.backends.local.host import BasePython
+from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.jail.boot import CONTROL_FD
 from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.packets import PacketSender
 from sandbox_client.errors import IsolationUnavailable, SandboxUnavailable
 
-__all__ = ["ForkServerProcess", "compile_shim", "end_leftover", "write_record"]
-
-logger = logging.getLogger(__name__)
-
-_CONTROL_FD = 3
-_SHIM_SOURCE = Path(__file__).parent / "shim" / "python_shim.c"
+__all__ = ["ForkServerProcess", "end_leftover", "write_record"]
 
 
 class ForkServerProcess:
@@ -60,8 +54,8 @@ class ForkServerProcess:
         settings_file.write_text(json.dumps(settings))
         program = (
             f"import os, sys; sys.path.insert(0, {str(code)!r}); "
-            f"given = {theirs.fileno()}; os.dup2(given, {_CONTROL_FD}); "
-            f"given == {_CONTROL_FD} or os.close(given); "
+            f"given = {theirs.fileno()}; os.dup2(given, {CONTROL_FD}); "
+            f"given == {CONTROL_FD} or os.close(given); "
             "from sandbox_client.backends.local.jail import boot; boot.enter_root(sys.argv[1])"
         )
         with theirs, log.open("wb") as errors:
@@ -225,29 +219,6 @@ def _copy_code(target: Path) -> None:
         shutil.copyfile(module, folder / module.name)
     for package in list(folder.parents)[:3]:
         (package / "__init__.py").touch()
-
-
-def compile_shim(folder: Path, python: BasePython) -> Path | None:
-    """The compiled stand-in for `python`, made once for each source; None without a compiler."""
-    found = compiler()
-    if found is None:
-        return None
-    real = f"{template.PYTHON_PREFIX}/{python.binary}"
-    name = sha256(_SHIM_SOURCE.read_bytes() + real.encode()).hexdigest()[:16]
-    target = folder / f"python-shim-{name}"
-    if target.exists():
-        return target
-    partial = target.with_suffix(f".{os.getpid()}")
-    base = [found, "-O2", f'-DREAL_PYTHON="{real}"', "-o", str(partial), str(_SHIM_SOURCE)]
-    for extra in (["-static"], []):
-        done = subprocess.run([*base, *extra], capture_output=True, check=False, timeout=60)
-        if done.returncode == 0:
-            partial.rename(target)
-            return target
-    logger.warning(
-        "cannot compile the stand-in for python: %s", done.stderr.decode(errors="replace")[-500:]
-    )
-    return None
 
 
 def end_leftover(record: Path) -> bool:

@@ -12,10 +12,18 @@ from pathlib import Path
 from sandbox_client.backends.local.users import lacking_capabilities, user_namespace_problem
 from sandbox_client.errors import IsolationUnavailable
 
-__all__ = ["BasePython", "base_python", "compiler", "isolation_problems", "require_isolation"]
+__all__ = [
+    "BasePython",
+    "base_python",
+    "compiler",
+    "isolation_problems",
+    "launcher_problem",
+    "require_isolation",
+]
 
 _MIN_KERNEL = (5, 6)
-
+# A process can join all namespaces of another by its pidfd.
+_MIN_LAUNCHER_KERNEL = (5, 8)
 
 _ASK_SITE = "import site; print('\\n'.join(site.getsitepackages()))"
 
@@ -64,14 +72,26 @@ def compiler() -> str | None:
     return next((path for name in ("cc", "gcc", "clang") if (path := shutil.which(name))), None)
 
 
+def launcher_problem(*, rootless: bool) -> str:
+    """Why sandboxes have to be made in Python although they can be made; empty if in C too."""
+    if rootless:
+        return "the service is not root"
+    if _kernel_version() < _MIN_LAUNCHER_KERNEL:
+        return f"kernel {platform.release()} is older than 5.8"
+    return ""
+
+
+def _kernel_version() -> tuple[int, ...]:
+    release = platform.release().split("-")[0].split(".")
+    return tuple(int(part) for part in release[:2] if part.isdigit())
+
+
 def isolation_problems() -> dict[str, str]:
     """What keeps this host from isolating sandboxes at all: problem -> what to do about it."""
     problems: dict[str, str] = {}
     if sys.platform != "linux":
         return {f"the host runs {platform.system()}": "run the sandbox service on Linux"}
-    release = platform.release().split("-")[0].split(".")
-    version = tuple(int(part) for part in release[:2] if part.isdigit())
-    if version < _MIN_KERNEL:
+    if _kernel_version() < _MIN_KERNEL:
         problems[f"kernel {platform.release()} is older than 5.6"] = "use a newer kernel"
     problems |= _lacking_rights()
     for kind in ("mnt", "pid", "ipc", "uts", "net"):

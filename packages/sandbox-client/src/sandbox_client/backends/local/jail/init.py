@@ -6,7 +6,6 @@ seccomp filter. Being pid 1, it cannot be killed from inside, and its memory is 
 commands. If the service's end of its channel closes, it exits, and the kernel ends the rest.
 """
 
-import _signal  # type: ignore[import-not-found]
 import os
 import select
 import signal
@@ -15,20 +14,17 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from sandbox_client.backends.local.jail import kernel, wire
+from sandbox_client.backends.local.jail import wire
+from sandbox_client.backends.local.jail.forking import Forking, kill, leave
 from sandbox_client.backends.local.jail.messages import Exec
 from sandbox_client.backends.local.jail.processes import in_killing_order, processes, tree_of
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
-from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims, kill
+from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims
 
 __all__ = ["Init", "PythonRun"]
 
-_RESET_SIGNALS = (signal.SIGINT, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ)
 _CANNOT_START = 126
 _NOT_FOUND = 127
-# The kernel ends processes with the highest score first when memory runs out; the first process of
-# a sandbox must not be the one.
-_COMMAND_OOM_SCORE = 500
 _MAX_KILL_ROUNDS = 100
 
 
@@ -52,13 +48,11 @@ class Init:
     def __init__(self, channel: socket.socket, python_path: str, oom_fd: int) -> None:
         self._channel = channel
         self._python_path = python_path
-        self._oom_fd = oom_fd
-        # Lowering it below what it was takes a right that an ordinary user's service lacks.
-        self._own_oom_score = max(0, int(os.pread(oom_fd, 16, 0) or 0))
+        self._forking = Forking(oom_fd)
         self._running: dict[int, _Running] = {}
         self._background: set[tuple[int, int]] = set()
         self._poll = select.poll()
-        self._shims = Shims(self._poll)
+        self._shims = Shims(self._poll, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def listen(self) -> None:
@@ -145,7 +139,7 @@ class Init:
                 # By its own path: it finds its library by the name it is started under.
                 path = self._python_path
                 argv = [path, *argv[1:]]
-            running.root = self._spawn(path, argv, environ, fds)
+            running.root = self._forking.spawn(path, argv, environ, fds)
         except OSError as error:
             if asked.shell is not None and not through_shell:
                 # Only a shell gives a shell's own message, and runs a script without "#!".
@@ -166,23 +160,9 @@ class Init:
             os.write(fds[2], f"{text}\n".encode(errors="surrogateescape"))
         self._report(running, code << 8)
 
-    def _spawn(self, path: str, argv: list[str], environ: dict[str, str], fds: list[int]) -> int:
-        self._set_oom_score(_COMMAND_OOM_SCORE)
-        try:
-            return os.posix_spawn(
-                path,
-                argv,
-                environ,
-                file_actions=[(os.POSIX_SPAWN_DUP2, fd, to) for to, fd in enumerate(fds)],
-                setsid=True,
-                setsigdef=_RESET_SIGNALS,
-            )
-        finally:
-            self._set_oom_score(self._own_oom_score)
-
     def _fork_python(self, running: _Running, run: PythonRun, fds: list[int]) -> PythonRun | None:
         """Forks; returns the program in the child and None in the parent."""
-        pid = self._fork()
+        pid = self._forking.fork()
         if pid == 0:
             self._leave(fds)
             return run
@@ -190,30 +170,10 @@ class Init:
         self._running[running.number] = running
         return None
 
-    def _fork(self) -> int:
-        self._set_oom_score(_COMMAND_OOM_SCORE)
-        try:
-            pid = kernel.fork()
-        except OSError:
-            self._set_oom_score(self._own_oom_score)
-            raise
-        if pid != 0:
-            self._set_oom_score(self._own_oom_score)
-        return pid
-
-    def _set_oom_score(self, score: int) -> None:
-        os.pwrite(self._oom_fd, b"%d" % max(score, self._own_oom_score), 0)
-
     def _leave(self, fds: list[int]) -> None:
-        """In a forked child: a session of its own, and nothing of the first process's left."""
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-        for to, fd in enumerate(fds):
-            os.dup2(fd, to)
         self._channel.detach()
         self._shims.detach()
-        os.closerange(3, 1 << 20)
+        leave(fds)
 
     def _report(self, running: _Running, status: int) -> None:
         wall_us = int((time.monotonic() - running.started) * 1e6)
@@ -299,7 +259,7 @@ class Init:
             return None
         owner = self._owner_of(asked.peer)
         try:
-            pid = self._fork()
+            pid = self._forking.fork()
         except OSError:
             self._shims.refuse(asked)
             return None

@@ -7,22 +7,24 @@ process could do itself.
 
 import os
 import select
-import signal
 import socket
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 
 from sandbox_client.backends.local.jail import template, wire
+from sandbox_client.backends.local.jail.forking import kill
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
 
-__all__ = ["SHIM_PYTHONS", "ShimRequest", "Shims", "kill"]
+__all__ = ["SHIM_PYTHONS", "ShimRequest", "Shims"]
 
 SHIM_PYTHONS = (f"{template.SHIM_FOLDER}/python", f"{template.SHIM_FOLDER}/python3")
 
 # Abstract names belong to the network namespace, so every sandbox has its own.
 _ADDRESS = "\0tailrace-python"
 _MAX_OPEN = 128
+# Whatever becomes of this process, the program must not be run a second time.
+_STARTED = b"S"
 
 
 @dataclass(frozen=True)
@@ -39,9 +41,9 @@ class ShimRequest:
 class Shims:
     """The connections of all stand-ins of a sandbox."""
 
-    def __init__(self, poll: select.poll) -> None:
+    def __init__(self, poll: select.poll, listener: socket.socket) -> None:
         self._poll = poll
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener = listener
         self._open: dict[int, socket.socket] = {}
         self._child_of: dict[int, int] = {}
         self._shim_of: dict[int, socket.socket] = {}
@@ -53,6 +55,10 @@ class Shims:
         """Takes the address."""
         self._listener.bind(_ADDRESS)
         self._listener.listen(16)
+        self.attach()
+
+    def attach(self) -> None:
+        """Begins to take connections, of an address that is taken."""
         self._listener.setblocking(False)
         self._poll.register(self._listener.fileno(), select.POLLIN)
 
@@ -88,6 +94,8 @@ class Shims:
     def started(self, asked: ShimRequest, pid: int) -> None:
         """The program runs as this child."""
         _close_all(asked.fds)
+        with suppress(OSError):
+            asked.shim.send(_STARTED)
         self._child_of[asked.shim.fileno()] = pid
         self._shim_of[pid] = asked.shim
 
@@ -140,12 +148,6 @@ class Shims:
             self._poll.unregister(shim.fileno())
         self._open.pop(shim.fileno(), None)
         shim.close()
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    """Sends a signal to a process that may have ended meanwhile; nonsense is ignored."""
-    with suppress(OSError, ValueError):
-        os.kill(pid, number)
 
 
 def _parse(raw: bytes) -> PythonRun | None:

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from sandbox_client.backends.local.jail import kernel, template
@@ -16,7 +15,7 @@ from sandbox_client.backends.local.jail.boot import CODE_FOLDER
 from sandbox_client.backends.local.jail.messages import Create
 from sandbox_client.backends.local.jail.seccomp import Program, build_filter, is_supported
 
-__all__ = ["Settings", "Walls"]
+__all__ = ["Settings", "Walls", "may_set_groups"]
 
 _NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
 
@@ -59,8 +58,7 @@ class Walls:
         machine = os.uname().machine
         if self._settings.seccomp and is_supported(machine):
             self._filter = Program(build_filter(machine))
-        with suppress(FileNotFoundError), open("/proc/self/setgroups", encoding="ascii") as file:
-            self._may_set_groups = file.read() == "allow\n"
+        self._may_set_groups = may_set_groups()
 
     def isolate(self) -> None:
         """Gives this process namespaces of its own, with all mounts that sandboxes have alike."""
@@ -159,6 +157,15 @@ class Walls:
         os.close(proc)
         kernel.drop_bounding_set()
         kernel.drop_capabilities()
+
+
+def may_set_groups() -> bool:
+    """Whether this user namespace lets its processes give up groups; needs a /proc."""
+    try:
+        with open("/proc/self/setgroups", encoding="ascii") as file:
+            return file.read() == "allow\n"
+    except FileNotFoundError:
+        return True
 
 
 def _guarded_proc() -> int:

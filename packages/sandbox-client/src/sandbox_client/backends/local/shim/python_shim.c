@@ -2,8 +2,9 @@
  * forked, warm interpreter. If that is not possible, becomes the real interpreter.
  *
  * Request: one packet of argc, the current folder, the arguments and the environment, each ended
- * by a NUL, with descriptors 0, 1 and 2 beside it. Answer: the four bytes of a wait status, or an
- * end of file for "run it yourself". While it waits, a signal goes on as one byte.
+ * by a NUL, with descriptors 0, 1 and 2 beside it. Answer: one byte once the program has started,
+ * then the four bytes of a wait status; or an end of file at once for "run it yourself". While it
+ * waits, a signal goes on as one byte.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -86,6 +87,7 @@ static int request(int channel) {
 
 /* Waits for the answer, passing signals on. Returns 0 if the program has to run here. */
 static int wait_for(int channel, int signals, int *status) {
+    int started = 0;
     for (;;) {
         struct pollfd ready[2] = {{channel, POLLIN, 0}, {signals, POLLIN, 0}};
         if (poll(ready, 2, -1) < 0) {
@@ -99,7 +101,16 @@ static int wait_for(int channel, int signals, int *status) {
                 (void)!send(channel, &number, 1, MSG_NOSIGNAL);
             }
         }
-        if (ready[0].revents) return recv(channel, status, sizeof *status, 0) == sizeof *status;
+        if (ready[0].revents) {
+            ssize_t size = recv(channel, status, sizeof *status, 0);
+            if (size == (ssize_t)sizeof *status) return 1;
+            if (size == 1) {
+                started = 1;
+                continue;
+            }
+            *status = SIGKILL; /* who knew how it ended was killed */
+            return started;
+        }
     }
 }
 

@@ -1,0 +1,101 @@
+"""The warm interpreter of a sandbox is a process that commands can harm; results stay true."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
+
+# Only a launcher in C has an interpreter beside the first process.
+BACKENDS = ("local",)
+
+# Warm programs descend from the interpreter, which is nobody's child.
+FIND = """
+import os
+def interpreter():
+    for name in os.listdir('/proc'):
+        if name.isdigit() and name != '1':
+            fields = open(f'/proc/{name}/stat').read().rpartition(')')[2].split()
+            if fields[1] == '0':
+                return int(name)
+"""
+TREE = EnvironmentTree(
+    {
+        "find.py": FIND.encode(),
+        # Not in Python: the interpreter could not tell how such a program ended.
+        "strike.sh": b"for at in /proc/[0-9]*; do\nset -- $1 $(cat $at/stat 2>/dev/null)\n"
+        b'[ "$2" != 1 ] && [ "$5" = 0 ] && kill -$1 $2\ndone\ntrue\n',
+        "once.py": b"import os, find\n"
+        b"open('runs', 'a').write('x')\nos.kill(find.interpreter(), 9)\nprint('done')\n",
+    }
+)
+
+
+@pytest.fixture
+async def sandbox(client: SandboxClient) -> AsyncIterator[Sandbox]:
+    async with await client.create(TREE) as made:
+        yield made
+
+
+async def test_there_is_one_for_all_programs_and_only_when_asked_for(sandbox: Sandbox) -> None:
+    await sandbox.run("true")
+    alone = "/bin/sh -c 'ls -d /proc/[0-9]*' | wc -l"
+    before = int((await sandbox.run(alone)).stdout)
+    seen = [await sandbox.run("python -c 'import find; print(find.interpreter())'") for _ in "12"]
+    assert seen[0].stdout == seen[1].stdout != "None\n"
+    assert int((await sandbox.run(alone)).stdout) == before + 1
+
+
+async def test_the_next_program_gets_another_when_it_was_killed(sandbox: Sandbox) -> None:
+    seen = "python -c 'import find; print(find.interpreter())'"
+    first = await sandbox.run(seen)
+    assert (await sandbox.run("sh strike.sh KILL")).exit_code == 0
+    second = await sandbox.run(seen)
+    assert second.exit_code == 0
+    assert first.stdout != second.stdout != "None\n"
+
+
+async def test_a_program_whose_interpreter_is_killed_ends_with_its_own_result(
+    sandbox: Sandbox,
+) -> None:
+    result = await sandbox.run("python once.py")
+    assert (result.stdout, result.exit_code) == ("done\n", 0)
+    assert await sandbox.read("runs") == b"x"
+
+
+async def test_a_program_that_a_shell_asked_for_is_not_run_twice(sandbox: Sandbox) -> None:
+    await sandbox.run("true; python once.py; sleep 0.1")
+    assert await sandbox.read("runs") == b"x"
+
+
+async def test_a_program_that_a_stopped_interpreter_does_not_start_is_ended_in_time(
+    sandbox: Sandbox,
+) -> None:
+    await sandbox.run("python -c pass")
+    await sandbox.run("sh strike.sh STOP")
+    held = await sandbox.run("python -c 'print(1)'", timeout_s=0.5)
+    assert held.timed_out
+    assert (await sandbox.run("python -c 'print(2)'")).stdout == "2\n"
+
+
+async def test_a_stopped_interpreter_holds_no_other_command(sandbox: Sandbox) -> None:
+    await sandbox.run("python -c pass")
+    await sandbox.run("sh strike.sh STOP")
+    async with asyncio.TaskGroup() as tasks:
+        other = tasks.create_task(sandbox.run("sleep 1; echo there"))
+        held = tasks.create_task(sandbox.run("python -c 'print(1)'", timeout_s=0.3))
+    assert held.result().timed_out
+    assert other.result().stdout == "there\n"
+
+
+async def test_a_timeout_ends_what_a_warm_program_has_started_and_spares_others(
+    sandbox: Sandbox,
+) -> None:
+    starts = "import subprocess, time; subprocess.Popen(['sleep', '77']); time.sleep(9)"
+    waits = "import time; time.sleep(1.5); print(3)"
+    async with asyncio.TaskGroup() as tasks:
+        other = tasks.create_task(sandbox.run(f'true; python -c "{waits}"'))
+        ended = tasks.create_task(sandbox.run(f'true; python -c "{starts}"', timeout_s=0.7))
+    assert ended.result().timed_out
+    assert other.result().stdout == "3\n"
+    assert (await sandbox.run("pgrep -f 'sleep 77'")).stdout == ""
