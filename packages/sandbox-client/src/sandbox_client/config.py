@@ -266,7 +266,8 @@ class LocalConfig(OnHostConfig):
 
     preload: tuple[str, ...] = tuple(DEFAULT_PRELOAD)
     """Modules that warm Python has at hand: standard ones, and packages of `site_packages` that
-    programs often start with. Those not there are left out. The fork-server imports them."""
+    programs often start with. Those not there are left out. They are imported with the
+    service's rights."""
 
     seccomp: bool = True
     """Filter system calls that no command needs (x86_64 and aarch64)."""

@@ -24,7 +24,8 @@ TREE = EnvironmentTree(
         "find.py": FIND.encode(),
         # Not in Python: the interpreter could not tell how such a program ended.
         "strike.sh": b"for at in /proc/[0-9]*; do\nset -- $1 $(cat $at/stat 2>/dev/null)\n"
-        b'[ "$2" != 1 ] && [ "$5" = 0 ] && kill -$1 $2\ndone\ntrue\n',
+        b'[ "$2" = 1 ] || [ "$5" != 0 ] && continue\nkill -$1 $2\n'
+        b"while [ $1 = KILL ] && [ -d /proc/$2 ]; do :; done\ndone\n",
         "once.py": b"import os, find\n"
         b"open('runs', 'a').write('x')\nos.kill(find.interpreter(), 9)\nprint('done')\n",
     }

@@ -1,4 +1,4 @@
-"""The service's side of the fork-server: starting it, asking it, noticing its end."""
+"""The service's side of the fork-server, be it the launcher in C or the one in Python."""
 
 import asyncio
 import contextlib

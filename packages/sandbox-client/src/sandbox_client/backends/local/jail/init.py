@@ -264,6 +264,7 @@ class Init:
             self._shims.refuse(asked)
             return None
         if pid == 0:
+            asked.tell_started()
             self._leave(asked.fds)
             return asked.run
         self._shims.started(asked, pid)

@@ -23,7 +23,6 @@ SHIM_PYTHONS = (f"{template.SHIM_FOLDER}/python", f"{template.SHIM_FOLDER}/pytho
 # Abstract names belong to the network namespace, so every sandbox has its own.
 _ADDRESS = "\0tailrace-python"
 _MAX_OPEN = 128
-# Whatever becomes of this process, the program must not be run a second time.
 _STARTED = b"S"
 
 
@@ -36,6 +35,11 @@ class ShimRequest:
     fds: list[int]
     peer: int
     """Process that asks."""
+
+    def tell_started(self) -> None:
+        """In the program's process: from now on the stand-in must not run it itself."""
+        with suppress(OSError):
+            self.shim.send(_STARTED)
 
 
 class Shims:
@@ -94,8 +98,6 @@ class Shims:
     def started(self, asked: ShimRequest, pid: int) -> None:
         """The program runs as this child."""
         _close_all(asked.fds)
-        with suppress(OSError):
-            asked.shim.send(_STARTED)
         self._child_of[asked.shim.fileno()] = pid
         self._shim_of[pid] = asked.shim
 

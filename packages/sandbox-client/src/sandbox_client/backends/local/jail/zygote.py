@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import socket
+from contextlib import suppress
 
 from sandbox_client.backends.local.jail import wire
 from sandbox_client.backends.local.jail.forking import Forking, leave
@@ -80,6 +81,7 @@ class Zygote:
         run = parse_python(argv, environ, cwd)
         pid = self._fork() if run is not None else -1
         if run is not None and pid == 0:
+            self._tell_started("started", number)
             run.executable = executable
             self._leave(fds)
             return run
@@ -88,6 +90,7 @@ class Zygote:
         if pid < 0:
             wire.send(self._channel, "refused", number)
         else:
+            # Again: the program's process may have been killed before it could.
             wire.send(self._channel, "started", number, pid)
         return None
 
@@ -97,14 +100,20 @@ class Zygote:
             return None
         pid = self._fork()
         if pid == 0:
+            asked.tell_started()
+            self._tell_started("shim", asked.peer)
             self._leave(asked.fds)
             return asked.run
         if pid < 0:
             self._shims.refuse(asked)
         else:
-            wire.send(self._channel, "shim", asked.peer, pid)
             self._shims.started(asked, pid)
         return None
+
+    def _tell_started(self, kind: str, whose: wire.Field) -> None:
+        """In the program's process: it may end the interpreter, and must not be run again then."""
+        with suppress(OSError):
+            wire.send(self._channel, kind, whose, os.getpid())
 
     def _fork(self) -> int:
         """Forks; -1 where the sandbox has no room for another process."""
