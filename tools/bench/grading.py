@@ -64,7 +64,7 @@ from swe_eval.tasks.task import Task, TestGrader, TestRunner
 if __name__ == "__main__":  # run as a script: its neighbours come from tools/
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from bench.sandbox_attempt import children_cpu_s, own_cpu_s, ticks
+from bench.sandbox_attempt import children_cpu_s, own_cpu_s, sandbox_makers, ticks
 
 IMAGE = "grading:latest"
 SPREAD_OF_TASKS = 7
@@ -229,10 +229,9 @@ def start_docker(stack: ExitStack, folder: Path, packages: Path) -> list[str]:
 
 def cpu_s(service: RunningService) -> float:
     """Processor seconds so far of this process and what it has run, and of the service's."""
-    children = Path(f"/proc/{service.pid}/task/{service.pid}/children").read_text().split()
-    (fork_server,) = map(int, children)
+    makers = sandbox_makers(service.pid)
     own = own_cpu_s() + children_cpu_s() + ticks(service.pid, children=False)
-    return own + sum(ticks(fork_server, children=whose) for whose in (False, True))
+    return own + sum(ticks(pid, children=whose) for pid in makers for whose in (False, True))
 
 
 def measure(options: argparse.Namespace, stack: ExitStack) -> tuple[Samples, bool]:

@@ -5,8 +5,10 @@ launcher alone, which say how to join a sandbox and nothing that a sandbox has w
 """
 
 import os
+import select
 import signal
 import socket
+from contextlib import suppress
 
 from sandbox_client.backends.local.jail import kernel, wire
 from sandbox_client.backends.local.jail.python_args import PythonRun
@@ -42,10 +44,20 @@ class WarmServer:
 
     def serve(self) -> PythonRun | None:
         """Works until the launcher goes away. Returns a program to run in a sandbox's process."""
-        # The kernel reaps; a sandbox is not gone before its interpreter has been.
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        wake_read, wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _wake)
+        poll = select.poll()
+        poll.register(self._launcher, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
         wire.send(self._launcher, "ready", os.getpid())
         while True:
+            ready = dict(poll.poll())
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                _reap()
+            if self._launcher.fileno() not in ready:
+                continue
             received = wire.receive(self._launcher, max_fds=8)
             if received is None:
                 return None
@@ -54,6 +66,8 @@ class WarmServer:
             limits = [int(text) for text in fields.texts()]
             zygote = self._join(tuple(zip(limits[::2], limits[1::2], strict=True)), fds)
             if zygote is not None:
+                os.close(wake_read)
+                os.close(wake_write)
                 return zygote.serve()
             for fd in fds:
                 os.close(fd)
@@ -100,11 +114,17 @@ class WarmServer:
         kernel.setns(pidfd, _ALL_BUT_PIDS)
         os.close(pidfd)
         oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        signal.signal(signal.SIGCHLD, _wake)
         self._walls.limit()
         self._walls.drop_privileges(rlimits)
         ends = socket.socket(fileno=channel), socket.socket(fileno=listener)
         return Zygote(*ends, oom_fd)
+
+
+def _reap() -> None:
+    """A sandbox is not gone before its interpreter has been waited for."""
+    with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 def _wake(number: int, frame: object) -> None:
