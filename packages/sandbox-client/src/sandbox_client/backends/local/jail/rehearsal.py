@@ -47,7 +47,7 @@ def rehearse_zygote(environ: dict[str, str]) -> None:
         wire.send(ours, "run", number, argv[0], "/", *command, fds=[null, null, null])
         if zygote.rehearse_once() is not None:
             os._exit(0)  # in the forked program
-        for _ in ("started", "ended"):
+        for _ in ("started", "started", "ended"):  # the program says so too
             wire.receive(ours)
     zygote.close()
     ours.close()
