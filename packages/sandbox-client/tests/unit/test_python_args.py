@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 from sandbox_client.backends.local.jail.python_args import BASE_ENVIRON, parse_python
 
@@ -52,6 +54,16 @@ def test_an_environment_that_changes_the_interpreter_needs_a_real_one(
     environ: dict[str, str],
 ) -> None:
     assert parse("a.py", **environ) is None
+
+
+def test_a_module_of_the_interpreters_start_needs_a_real_one_wherever_its_folder_is_named_from(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "sitecustomize.py").touch()
+    for folder, cwd in (("sub", tmp_path), (".", tmp_path / "sub"), (tmp_path / "sub", "/")):
+        environ = {**BASE_ENVIRON, "PYTHONPATH": f"src:{folder}"}
+        assert parse_python(["python", "a.py"], environ, str(cwd)) is None
 
 
 def test_harmless_variables_do_not() -> None:

@@ -1,4 +1,4 @@
-# ruff: noqa: PTH110 -- keeps the fork-server small: no pathlib
+# ruff: noqa: PTH110, PTH118 -- keeps the fork-server small: no pathlib
 """Reading `python`'s command line: which programs the warm interpreter can run faithfully."""
 
 import os
@@ -37,7 +37,7 @@ class PythonRun:
 
 def parse_python(argv: list[str], environ: dict[str, str], cwd: str) -> PythonRun | None:
     """The program of a `python` command line; None if only a real interpreter runs it rightly."""
-    if not _environ_fits(environ):
+    if not _environ_fits(environ, cwd):
         return None
     unbuffered = bool(environ.get("PYTHONUNBUFFERED"))
     at = 1
@@ -68,7 +68,7 @@ def parse_python(argv: list[str], environ: dict[str, str], cwd: str) -> PythonRu
     return PythonRun("script", argv[at], argv, argv[at + 1 :], environ, cwd, unbuffered)
 
 
-def _environ_fits(environ: dict[str, str]) -> bool:
+def _environ_fits(environ: dict[str, str], cwd: str) -> bool:
     for name, value in environ.items():
         if name.startswith(("PYTHON", "LC_")) or name in ("LANG", "LANGUAGE"):
             if name in _HARMLESS:
@@ -79,7 +79,7 @@ def _environ_fits(environ: dict[str, str]) -> bool:
         return False
     # These modules are run by the interpreter's start, which is over here.
     return not any(
-        os.path.exists(f"{folder}/{name}.py")
+        os.path.exists(os.path.join(cwd, folder, f"{name}.py"))
         for folder in environ.get("PYTHONPATH", "").split(":")
         if folder
         for name in ("sitecustomize", "usercustomize")
