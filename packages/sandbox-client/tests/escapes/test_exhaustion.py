@@ -151,6 +151,39 @@ async def test_descriptors(sandbox: Sandbox) -> None:
     assert await inside(sandbox, DESCRIPTORS) == "EMFILE"
 
 
+# A user's descriptors that wait in sockets are counted together, and all sandboxes have one user.
+UNDER_WAY = """\
+kept = []
+def attempt():
+    for _ in range(20):
+        kept.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        kept[-1][0].setblocking(False)
+        try:
+            while True:
+                socket.send_fds(kept[-1][0], [b"x"], [0] * 200)
+        except BlockingIOError:
+            pass
+tell(attempt)
+sys.stdout.flush()
+if os.fork() == 0:
+    time.sleep(60)
+"""
+
+
+async def test_descriptors_under_way(
+    client: SandboxClient, sandbox: Sandbox, repository: EnvironmentTree
+) -> None:
+    """Protection: a sandbox sends its own before it has that user, or that user's limit.
+
+    The control is a command of the other sandbox, which can send none.
+    """
+    assert await inside(sandbox, UNDER_WAY) == "ETOOMANYREFS"
+    async with await client.create(repository) as other:
+        assert await inside(other, UNDER_WAY) == "ETOOMANYREFS"
+        assert (await other.run("echo alive; python -c 'print(1)'")).stdout == "alive\n1\n"
+        assert (await other.run("python -c 'print(2)'")).stdout == "2\n"
+
+
 async def test_core_files(sandbox: Sandbox) -> None:
     """Protection: a limit of 0 bytes, and a host's core_pattern out of reach.
 

@@ -34,6 +34,7 @@ class InitChannel:
         self.ready: asyncio.Future[list[int]] = self._loop.create_future()
         """Descriptors of the sandbox's root folder and of its overlay's upper layer; for a fork of
         a snapshot also of all that lies below that layer."""
+        self._mounted: list[int] = []
         # Nobody may be waiting any more when it fails.
         self.ready.add_done_callback(lambda ready: ready.cancelled() or ready.exception())
         channel.setblocking(False)
@@ -86,6 +87,8 @@ class InitChannel:
         self._sender.close()
         self._loop.remove_reader(self._channel.fileno())
         self._channel.close()
+        if self.ready.cancelled() or not self.ready.done():
+            _close_all(self._mounted)
         if not self.ready.done():
             self.ready.set_exception(self._gone())
         for ended in self._ended.values():
@@ -112,9 +115,11 @@ class InitChannel:
 
     def _handle(self, fields: wire.Reader, fds: list[int]) -> None:
         match fields.text():
-            case "ready" if not self.ready.done() and len(fds) in (2, 3):
-                self.ready.set_result(fds)
+            case "mounted" if not self._mounted and len(fds) in (2, 3):
+                self._mounted = fds
                 return
+            case "ready" if not self.ready.done() and self._mounted:
+                self.ready.set_result(self._mounted)
             case "failed" if not self.ready.done():
                 self.lose(f"cannot {fields.text()}: {fields.text()}")
             case "ended":
@@ -122,5 +127,9 @@ class InitChannel:
                 status, wall_us, cpu_us = fields.number(), fields.number(), fields.number()
                 if ended is not None and not ended.done():
                     ended.set_result(Ended(status, wall_us / 1e6, cpu_us / 1e6))
-        for fd in fds:
-            os.close(fd)
+        _close_all(fds)
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)

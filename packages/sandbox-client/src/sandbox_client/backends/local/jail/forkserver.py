@@ -192,7 +192,6 @@ class ForkServer:
         problem: OSError | None = None
         try:
             self._walls.isolate()
-            self._walls.limit()
         except OSError as error:
             problem = error
         with fork_server:
@@ -234,15 +233,19 @@ class ForkServer:
                 os.close(fd)
             step = "mount"
             mounted = self._walls.mount(asked)
+            # As root and without limits still: what a user has under way is counted for all
+            # sandboxes together.
+            wire.send(channel, "mounted", fds=mounted)
+            for fd in mounted:
+                os.close(fd)
             oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
             step = "drop privileges"
             os.close(self._own_pid_namespace)
+            self._walls.limit()
             self._walls.drop_privileges(asked.rlimits)
             init = Init(channel, self._settings.python_path, oom_fd)
             init.listen()
-            wire.send(channel, "ready", fds=mounted)
-            for fd in mounted:
-                os.close(fd)
+            wire.send(channel, "ready")
         except BaseException as error:  # the parent only sees an exit status
             wire.send(channel, "failed", step, str(error) or repr(error))
             os._exit(1)

@@ -133,17 +133,20 @@ _Noreturn static void become_sandbox(int launcher, struct packet *packet, int is
     if (join_cgroups(packet) != 0) give_up(channel, "join cgroups");
     int count = mount_all(&settings, workdir, &fields, mounted);
     if (count < 0) give_up(channel, "mount");
+    /* As root and without limits still: what a user has under way is counted for all sandboxes. */
+    begin("mounted");
+    if (send_message(channel, mounted, count, 0) != 0) _exit(0);
+    close_mounted(mounted, count);
     int kept[] = {launcher, channel, open_oom_score(), listen_for_shims()};
     if (kept[2] < 0 || kept[3] < 0) {
         snprintf(failure, sizeof failure, "%s", strerror(errno));
         give_up(channel, "listen");
     }
-    if (drop_privileges(&settings, rlimits, rlimit_count) != 0)
+    if (limit(&settings) != 0 || drop_privileges(&settings, rlimits, rlimit_count) != 0)
         give_up(channel, "drop privileges");
     free(rlimits);
     begin("ready");
-    if (send_message(channel, mounted, count, 0) != 0) _exit(0);
-    close_mounted(mounted, count);
+    if (send_message(channel, NULL, 0, 0) != 0) _exit(0);
     int listener = kept[3];
     qsort(kept, 4, sizeof *kept, by_number);
     close_all_but(kept, 4);
@@ -155,7 +158,6 @@ _Noreturn static void wait_to_become(int launcher) {
     struct packet packet;
     close_all_but(&launcher, 1);
     int isolated = isolate(&settings);
-    if (isolated == 0) isolated = limit(&settings);
     if (receive(launcher, &packet, 0) != RECEIVED || packet.fd_count == 0) _exit(0);
     become_sandbox(launcher, &packet, isolated);
 }
