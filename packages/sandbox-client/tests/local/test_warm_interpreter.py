@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
+from sandbox_client.testing.service import RunningService
 
 # Only a launcher in C has an interpreter beside the first process.
 BACKENDS = ("local",)
@@ -26,6 +27,10 @@ TREE = EnvironmentTree(
         "strike.sh": b"for at in /proc/[0-9]*; do\nset -- $1 $(cat $at/stat 2>/dev/null)\n"
         b'[ "$2" = 1 ] || [ "$5" != 0 ] && continue\nkill -$1 $2\n'
         b"while [ $1 = KILL ] && [ -d /proc/$2 ]; do :; done\ndone\n",
+        "often.sh": b"for at in $(seq 60); do\n"
+        b"python -c 'import find; print(find.interpreter())'\nsh strike.sh KILL\ndone\n",
+        "starve.py": b"import find, resource\n"
+        b"resource.prlimit(find.interpreter(), resource.RLIMIT_NOFILE, (0, 0))\n",
         "once.py": b"import os, find\n"
         b"open('runs', 'a').write('x')\nos.kill(find.interpreter(), 9)\nprint('done')\n",
     }
@@ -54,6 +59,28 @@ async def test_the_next_program_gets_another_when_it_was_killed(sandbox: Sandbox
     second = await sandbox.run(seen)
     assert second.exit_code == 0
     assert first.stdout != second.stdout != "None\n"
+
+
+async def test_who_kills_it_all_the_time_does_without(sandbox: Sandbox) -> None:
+    """Each costs the host's processors, which no sandbox's limits count."""
+    result = await sandbox.run("sh often.sh", timeout_s=120)
+    seen = result.stdout.split()
+    assert len(seen) == 60
+    assert seen[0] != "None"
+    assert "None" in seen  # a fresh interpreter's answer
+
+
+async def test_one_that_commands_make_fail_leaves_nothing_on_the_host(
+    client: SandboxClient, service: RunningService
+) -> None:
+    log = service.state_dir / "run" / "forkserver.log"
+    before = log.stat().st_size
+    async with await client.create(TREE) as sandbox:
+        for command in ("python -c 'print(1)'", "echo; python -c 'print(1)'"):
+            await sandbox.run("python -c pass")
+            assert (await sandbox.run("/opt/python/bin/python3 starve.py")).exit_code == 0
+            assert (await sandbox.run(command)).stdout.strip() == "1"
+    assert log.stat().st_size == before
 
 
 async def test_a_program_whose_interpreter_is_killed_ends_with_its_own_result(

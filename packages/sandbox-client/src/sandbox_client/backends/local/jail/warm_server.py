@@ -94,6 +94,8 @@ class WarmServer:
             return None
         try:
             return self._become_zygote(pidfd, channel, listener, cgroups, rlimits)
+        except ProcessLookupError:
+            os._exit(1)  # the sandbox has just ended
         except OSError as error:
             os.write(2, f"a warm interpreter cannot join a sandbox: {error}\n".encode())
             os._exit(1)
@@ -113,6 +115,8 @@ class WarmServer:
             os.close(fd)
         kernel.setns(pidfd, _ALL_BUT_PIDS)
         os.close(pidfd)
+        for stream in (1, 2):
+            os.dup2(0, stream)  # commands can make it fail, which must not fill the host's log
         oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._walls.limit()
         self._walls.drop_privileges(rlimits)

@@ -30,6 +30,9 @@
 #define CANNOT_START 126
 #define NOT_FOUND 127
 #define BACKLOG 16
+/* Each interpreter costs the host more than the sandbox that kills it. */
+#define MOST_ZYGOTES 16
+#define ZYGOTES_PER_S 2
 
 static const struct settings *settings;
 static int channel, launcher, listener;
@@ -106,9 +109,22 @@ static void reap(void) {
 
 /* -- the warm interpreter */
 
+/* Whether there may be one more by now. */
+static int take_turn(void) {
+    static double left = MOST_ZYGOTES, since;
+    double then = since;
+    since = now();
+    left += (since - then) * ZYGOTES_PER_S;
+    if (left > MOST_ZYGOTES) left = MOST_ZYGOTES;
+    if (left < 1) return 0;
+    left--;
+    return 1;
+}
+
 static int need_zygote(void) {
     if (zygote >= 0) return 0;
     int ends[2];
+    if (!take_turn()) return -1;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) return -1;
     int fds[2] = {ends[1], listener};
     begin("python");
@@ -156,9 +172,14 @@ static void start_fresh(struct running *running) {
     free(kept.bytes);
 }
 
-/* Stand-ins that nobody answers run the real interpreter themselves. */
+/* Stand-ins that nobody answers run the real interpreter themselves. Not without end: commands may
+ * come as fast as they are sent away. */
 static void turn_shims_away(void) {
-    for (int shim; (shim = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0;) close(shim);
+    for (int count = 0; count <= BACKLOG; count++) {
+        int shim = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+        if (shim < 0) return;
+        close(shim);
+    }
 }
 
 static void lose_zygote(void) {
