@@ -198,6 +198,7 @@ COMMAND_LINES = [
     "PY run_plain.py > /dev/full; echo $?",
     "PY run_exit_number.py; echo $?; PY run_killed.py; echo $?; PY run_interrupt.py; echo $?",
     "exec 2>&-; PY -c 'import time; time.sleep(60)' & sleep 0.5; kill -TERM $!; wait $!; echo $?",
+    "PY -c 'print(1)' >&-; echo $?; PY -c 'import sys; print(sys.stdin)' <&-; echo $?",
     "timeout -s INT 0.5 PY -c 'import time; time.sleep(60)'; echo $?",
     "echo typed | PY run_stdin.py",
     "bash -c 'PY <(echo \"print(3)\") one'",

@@ -39,14 +39,14 @@ static int append(const char *text) {
     return 1;
 }
 
-/* Descriptors beyond the standard three cannot go along: then the program has to run here. */
-static int has_more_descriptors(void) {
-    struct pollfd more[MAX_DESCRIPTOR - 3];
-    for (int at = 0; at < MAX_DESCRIPTOR - 3; at++) more[at] = (struct pollfd){at + 3, 0, 0};
-    if (poll(more, MAX_DESCRIPTOR - 3, 0) < 0) return 1;
-    for (int at = 0; at < MAX_DESCRIPTOR - 3; at++)
-        if (!(more[at].revents & POLLNVAL)) return 1;
-    return 0;
+/* The standard three can go along, no fewer and no more: else the program has to run here. */
+static int has_three_descriptors(void) {
+    struct pollfd all[MAX_DESCRIPTOR];
+    for (int at = 0; at < MAX_DESCRIPTOR; at++) all[at] = (struct pollfd){at, 0, 0};
+    if (poll(all, MAX_DESCRIPTOR, 0) < 0) return 0;
+    for (int at = 0; at < MAX_DESCRIPTOR; at++)
+        if (!(all[at].revents & POLLNVAL) != (at < 3)) return 0;
+    return 1;
 }
 
 static int fill(int argc, char **argv) {
@@ -124,7 +124,7 @@ static void end_like(int status, const sigset_t *old) {
 }
 
 int main(int argc, char **argv) {
-    int whole = !has_more_descriptors();
+    int whole = has_three_descriptors();
     int channel = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     sigset_t passed, old;
     sigemptyset(&passed);
