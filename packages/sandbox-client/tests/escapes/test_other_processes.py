@@ -219,6 +219,71 @@ async def test_a_daemon_cannot_hide_behind_another_command(sandbox: Sandbox) -> 
     assert (await other).stdout == "done\n"
 
 
+ASK_FOR = """\
+def ask_for(program):
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    s.connect("\\0tailrace-python")
+    variables = [f"{name}={value}" for name, value in os.environ.items()]
+    raw = "\\0".join(["3", "/", "python", "-c", program, *variables, ""]).encode()
+    # It holds the connection of whoever has asked for it.
+    null = os.open("/dev/null", os.O_RDWR)
+    socket.send_fds(s, [raw], [s.fileno(), null, null])
+SLEEPS = "import os; os.execvp('sleep', ['sleep', 'MARKER'])"
+"""
+HIDES = (
+    ASK_FOR
+    + """if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        ask_for(SLEEPS)
+    else:
+        os._exit(0)
+    time.sleep(60)
+print("away", flush=True)
+time.sleep(60)
+"""
+)
+# A stopped process beside the first one answers only when another has taken its place.
+WAITS = (
+    ASK_FOR
+    + """for name in os.listdir("/proc"):
+    if name.isdigit() and name != "1":
+        if open(f"/proc/{name}/stat").read().rpartition(")")[2].split()[1] == "0":
+            os.kill(int(name), 19)
+ask_for(SLEEPS)
+print("away", flush=True)
+time.sleep(60)
+"""
+)
+
+
+async def test_a_program_of_the_interpreter_cannot_hide_behind_another_command(
+    sandbox: Sandbox,
+) -> None:
+    """Protection: a program is known by whose process has asked for it.
+
+    The control is the same program while its command runs.
+    """
+    other = asyncio.create_task(sandbox.run("sleep 3; echo done", timeout_s=30))
+    hiding = asyncio.create_task(inside(sandbox, HIDES.replace("MARKER", marker(6)), timeout_s=2))
+    await wait_until(lambda: sleeping(marker(6)))
+    assert await hiding == "away"
+    await wait_until(lambda: not sleeping(marker(6)))
+    assert (await other).stdout == "done\n"
+
+
+async def test_a_program_does_not_begin_after_its_command_was_killed(sandbox: Sandbox) -> None:
+    """Protection: what the dead have asked for is dropped. The control asks while it lives."""
+    asks = ASK_FOR + "ask_for(SLEEPS)\ntime.sleep(60)\n"
+    asking = asyncio.create_task(inside(sandbox, asks.replace("MARKER", marker(7)), timeout_s=1))
+    await wait_until(lambda: sleeping(marker(7)))
+    await asking
+    assert await inside(sandbox, WAITS.replace("MARKER", marker(8)), timeout_s=1) == "away"
+    # By now whoever has taken its place has seen what was left for it.
+    assert (await sandbox.run("true; python -c 'print(1)'")).stdout == "1\n"
+    assert not sleeping(marker(8))
+
+
 async def test_nothing_survives_the_lease(
     service: RunningService, repository: EnvironmentTree
 ) -> None:

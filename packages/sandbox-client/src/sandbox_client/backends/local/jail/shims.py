@@ -88,12 +88,14 @@ class Shims:
             # Foreign bytes: whatever is wrong with them must not end the first process.
             with suppress(Exception):
                 run = _parse(raw)
-        if run is None:
+        credentials = shim.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        peer = int.from_bytes(credentials[:4], sys.byteorder)
+        # What a command has asked for must not begin after the command was killed.
+        if run is None or not _lives(peer):
             _close_all(fds)
             self._drop(shim, None)
             return None
-        credentials = shim.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        return ShimRequest(shim, run, fds, int.from_bytes(credentials[:4], sys.byteorder))
+        return ShimRequest(shim, run, fds, peer)
 
     def started(self, asked: ShimRequest, pid: int) -> None:
         """The program runs as this child."""
@@ -163,6 +165,16 @@ def _parse(raw: bytes) -> PythonRun | None:
     if run is not None:
         run.executable = f"{template.SHIM_FOLDER}/{os.path.basename(argv[0])}"
     return run
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # not ours to signal, but there
+    return True
 
 
 def _close_all(fds: list[int]) -> None:

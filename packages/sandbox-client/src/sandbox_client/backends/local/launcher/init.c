@@ -58,8 +58,7 @@ static void report(struct running *running, int status) {
 static void refuse(struct running *running, const struct asked *asked, const char *what,
                    const char *why, int code) {
     char text[4096 + 256];
-    int size = snprintf(text, sizeof text, "%s: %s\n", what, why);
-    if (size >= (int)sizeof text) size = sizeof text - 1;
+    int size = snprintf(text, sizeof text, "%.4096s: %s\n", what, why);
     /* If nobody reads, the exit code says it too. */
     (void)!write(asked->packet->fds[2], text, (size_t)size);
     report(running, code << 8);
@@ -213,17 +212,18 @@ static void from_zygote(void) {
     } else if (strcmp(kind, "started") == 0) {
         struct running *running = find_by_number(first);
         pid_t pid = (pid_t)next_number(&fields);
-        if (!running || running->doomed) kill(pid, SIGKILL);
         if (running) {
             running->root = pid;
             forget_kept(running);
+            if (running->doomed) kill_tree(running, zygote_pid);
+        } else {
+            kill(pid, SIGKILL);
         }
     } else if (strcmp(kind, "refused") == 0) {
         struct running *running = find_by_number(first);
         if (running) start_fresh(running);
     } else if (strcmp(kind, "shim") == 0) {
-        struct running *owner = owner_of((pid_t)first, zygote_pid);
-        if (owner) add_warm(owner, (pid_t)next_number(&fields));
+        adopt((pid_t)first, (pid_t)next_number(&fields), zygote_pid);
     } else if (strcmp(kind, "ended") == 0) {
         int status = (int)next_number(&fields);
         program_ended((pid_t)first, status, (double)next_number(&fields) / 1e6);

@@ -14,6 +14,7 @@
 #define PAUSE_NS 10000000
 
 static struct running *all;
+static struct running nobody; /* for programs that only a process without any tie has asked for */
 static struct crowd everyone, background, killed;
 
 double now(void) {
@@ -54,7 +55,7 @@ static int has_warm(const struct running *running, pid_t pid) {
 struct running *find_by_warm(pid_t pid) {
     struct running *at = all;
     while (at && !has_warm(at, pid)) at = at->next;
-    return at;
+    return !at && has_warm(&nobody, pid) ? &nobody : at;
 }
 
 int is_alone(const struct running *running) {
@@ -70,7 +71,7 @@ void drop(struct running *running) {
     free(running);
 }
 
-void add_warm(struct running *running, pid_t pid) {
+static void add_warm(struct running *running, pid_t pid) {
     pid_t *warm = realloc(running->warm, (running->warm_count + 1) * sizeof *warm);
     if (!warm) return;
     running->warm = warm;
@@ -144,18 +145,54 @@ static void mark_others(const struct running *without, pid_t zygote) {
     free(roots.all);
 }
 
-struct running *owner_of(pid_t pid, pid_t zygote) {
-    if (all && is_alone(all)) return all;
-    list_processes(&everyone, zygote);
+/* Marks in `everyone` what goes on behind the commands. */
+static void mark_background(void) {
+    struct pids roots = {0};
+    for (size_t at = 0; at < everyone.count; at++) {
+        const struct process *process = &everyone.all[at];
+        if (find_process(&background, process->pid, process->started))
+            add_pid(&roots, process->pid);
+    }
+    mark_tree(&everyone, roots.all, roots.count);
+    free(roots.all);
+}
+
+static const struct process *find_marked(pid_t pid) {
+    for (size_t at = 0; at < everyone.count; at++)
+        if (everyone.all[at].pid == pid) return everyone.all[at].inside ? &everyone.all[at] : NULL;
+    return NULL;
+}
+
+/* Which command's tree a process belongs to; NULL if none. */
+static struct running *owner_of(pid_t pid) {
     for (struct running *at = all; at; at = at->next) {
         struct pids roots = {0};
         add_roots(&roots, at);
         mark_tree(&everyone, roots.all, roots.count);
         free(roots.all);
-        for (size_t over = 0; over < everyone.count; over++)
-            if (everyone.all[over].pid == pid && everyone.all[over].inside) return at;
+        if (find_marked(pid)) return at;
     }
     return NULL;
+}
+
+void adopt(pid_t asking, pid_t program, pid_t zygote) {
+    if (all && is_alone(all)) {
+        add_warm(all, program);
+        return;
+    }
+    list_processes(&everyone, zygote);
+    struct running *owner = owner_of(asking);
+    if (owner) {
+        add_warm(owner, program);
+        return;
+    }
+    mark_background();
+    if (!find_marked(asking)) {
+        add_warm(&nobody, program);
+        return;
+    }
+    for (size_t at = 0; at < everyone.count; at++)
+        if (everyone.all[at].pid == program) add_process(&background, &everyone.all[at]);
 }
 
 void note_background(const struct running *ended, pid_t zygote) {
@@ -188,16 +225,9 @@ static void await_ends(pid_t zygote) {
 }
 
 static void spare(const struct running *target, pid_t zygote) {
-    struct pids roots = {0};
     mark_others(target, zygote);
-    for (size_t at = 0; at < everyone.count; at++) {
-        struct process *process = &everyone.all[at];
-        process->spared = process->inside;
-        if (find_process(&background, process->pid, process->started))
-            add_pid(&roots, process->pid);
-    }
-    mark_tree(&everyone, roots.all, roots.count);
-    free(roots.all);
+    for (size_t at = 0; at < everyone.count; at++) everyone.all[at].spared = everyone.all[at].inside;
+    mark_background();
     for (size_t at = 0; at < everyone.count; at++) everyone.all[at].spared |= everyone.all[at].inside;
 }
 

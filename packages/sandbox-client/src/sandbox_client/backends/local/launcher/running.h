@@ -29,14 +29,13 @@ struct running *find_by_warm(pid_t pid);
 int is_alone(const struct running *running);
 void drop(struct running *running);
 
-void add_warm(struct running *running, pid_t pid);
 void remove_warm(struct running *running, pid_t pid);
 /* Keeps the packet that a command came in, with descriptors of its own. */
 int keep(struct running *running, const struct packet *packet);
 void forget_kept(struct running *running);
 
-/* Which command's tree a process belongs to; NULL if none. */
-struct running *owner_of(pid_t pid, pid_t zygote);
+/* Counts a Python program to the command whose process has asked for it, or to the background. */
+void adopt(pid_t asking, pid_t program, pid_t zygote);
 /* Remembers what outlives a command, so that a later command's timeout spares it. */
 void note_background(const struct running *ended, pid_t zygote);
 void forget_background(void);
