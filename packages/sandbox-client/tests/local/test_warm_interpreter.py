@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from sandbox_client import EnvironmentTree, Sandbox, SandboxClient
+from sandbox_client import EnvironmentTree, Sandbox, SandboxClient, SandboxLimits
 from sandbox_client.testing.service import RunningService
 
 # Only a launcher in C has an interpreter beside the first process.
@@ -31,6 +31,15 @@ TREE = EnvironmentTree(
         b"python -c 'import find; print(find.interpreter())'\nsh strike.sh KILL\ndone\n",
         "starve.py": b"import find, resource\n"
         b"resource.prlimit(find.interpreter(), resource.RLIMIT_NOFILE, (0, 0))\n",
+        "bind.py": b"import find, os, resource\n"
+        b"it = find.interpreter()\n"
+        b"resource.prlimit(it, resource.RLIMIT_FSIZE, (0, 0))\n"
+        b"os.setpriority(os.PRIO_PROCESS, it, 19)\n"
+        b"os.sched_setscheduler(it, os.SCHED_BATCH, os.sched_param(0))\n"
+        b"os.sched_setaffinity(it, {min(os.sched_getaffinity(0))})\n",
+        "bounds.py": b"import os, resource\n"
+        b"print(resource.getrlimit(resource.RLIMIT_FSIZE), os.getpriority(os.PRIO_PROCESS, 0))\n"
+        b"print(os.sched_getscheduler(0), os.sched_getaffinity(0))\n",
         "once.py": b"import os, find\n"
         b"open('runs', 'a').write('x')\nos.kill(find.interpreter(), 9)\nprint('done')\n",
     }
@@ -81,6 +90,22 @@ async def test_one_that_commands_make_fail_leaves_nothing_on_the_host(
             assert (await sandbox.run("/opt/python/bin/python3 starve.py")).exit_code == 0
             assert (await sandbox.run(command)).stdout.strip() == "1"
     assert log.stat().st_size == before
+
+
+@pytest.mark.parametrize("command", ["python bounds.py", "true; python bounds.py"])
+async def test_its_limits_and_priority_are_not_a_commands_to_change(
+    sandbox: Sandbox, command: str
+) -> None:
+    before = await sandbox.run(command)
+    assert (await sandbox.run("/opt/python/bin/python3 bind.py")).exit_code == 0
+    assert (await sandbox.run(command)).stdout == before.stdout
+
+
+async def test_it_does_not_hold_the_last_place_for_a_process(client: SandboxClient) -> None:
+    async with await client.create(TREE, limits=SandboxLimits(pids=12)) as full:
+        await full.run("for at in $(seq 20); do sleep 60 & done 2>/dev/null")
+        await full.run("python -c pass")
+        assert (await full.run("echo there")).stdout == "there\n"
 
 
 async def test_a_program_whose_interpreter_is_killed_ends_with_its_own_result(

@@ -115,11 +115,11 @@ class WarmServer:
             os.close(fd)
         kernel.setns(pidfd, _ALL_BUT_PIDS)
         os.close(pidfd)
-        for stream in (1, 2):
-            os.dup2(0, stream)  # commands can make it fail, which must not fill the host's log
         oom_fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         self._walls.limit()
         self._walls.drop_privileges(rlimits)
+        for stream in (1, 2):
+            os.dup2(0, stream)  # commands can make it fail, which must not fill the host's log
         ends = socket.socket(fileno=channel), socket.socket(fileno=listener)
         return Zygote(*ends, oom_fd)
 

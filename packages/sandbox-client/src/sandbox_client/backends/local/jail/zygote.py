@@ -6,6 +6,7 @@ any other, but that its memory is closed to the commands. Each program is a fork
 """
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -18,6 +19,8 @@ from sandbox_client.backends.local.jail.shims import Shims
 
 __all__ = ["Zygote"]
 
+_LIMITS = sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
+
 
 class Zygote:
     """Its loop. `serve` returns only in a forked child that is to run a Python program."""
@@ -28,6 +31,7 @@ class Zygote:
         self._poll = select.poll()
         self._shims = Shims(self._poll, listener)
         self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._bounds = _bounds()
 
     def serve(self) -> PythonRun:
         """Works until the first process goes away, then ends the process."""
@@ -117,9 +121,14 @@ class Zygote:
 
     def _fork(self) -> int:
         """Forks; -1 where the sandbox has no room for another process."""
+        if _bounds() != self._bounds:
+            # A command may change them, but not for the programs of later ones.
+            os._exit(0)
         try:
             return self._forking.fork()
         except OSError:
+            if not _has_children():
+                os._exit(0)  # leaves its own place to others
             return -1
 
     def _leave(self, fds: list[int]) -> None:
@@ -139,3 +148,18 @@ class Zygote:
             spent_us = int((usage.ru_utime + usage.ru_stime) * 1e6)
             wire.send(self._channel, "ended", pid, status, spent_us)
             self._shims.ended(pid, status)
+
+
+def _bounds() -> list[object]:
+    """What a process of the same user can set for this one, and each program inherits."""
+    limits = [resource.getrlimit(kind) for kind in _LIMITS]
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
+    return [limits, priority, os.sched_getscheduler(0), os.sched_getaffinity(0)]
+
+
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
