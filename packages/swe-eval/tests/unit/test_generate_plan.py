@@ -58,6 +58,13 @@ def place_in(function: str) -> Place:
 # -- places
 
 
+def test_a_byte_order_mark_stays_where_it_is() -> None:
+    marked = [place.make() for place in find_places("\ufeff" + SOURCE)]
+    plain = [place.make() for place in find_places(SOURCE)]
+    assert [b and b.source for b in marked] == [b and "\ufeff" + b.source for b in plain]
+    assert [b and b.before for b in marked] == [b and b.before for b in plain]
+
+
 def test_places_are_those_of_mutate_within_functions() -> None:
     made = {bug.source for place in find_places(SOURCE) if (bug := place.make())}
     wanted = {bug.source for bug in mutate(SOURCE) if bug.function}

@@ -33,6 +33,12 @@ def test_last():
 """
 
 
+def test_a_byte_order_mark_keeps_no_test_from_going() -> None:
+    plain = without_tests(TESTS, ["test_last"])
+    assert plain is not None
+    assert without_tests("\ufeff" + TESTS, ["test_last"]) == "\ufeff" + plain
+
+
 def test_tests_go_with_their_decorators_and_the_rest_stays() -> None:
     left = without_tests(TESTS, ["test_cases[1]", "TestShop::test_one"])
     assert left is not None

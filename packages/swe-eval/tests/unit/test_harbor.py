@@ -239,6 +239,17 @@ def test_a_generated_task_survives_the_way_through_a_harbor_directory(tmp_path: 
     assert task.reference.patch == made.gold_patch.encode()
 
 
+def test_hidden_tests_with_a_byte_order_mark_are_read_as_any_others(tmp_path: Path) -> None:
+    made = make_task("train", 3)
+    folder = to_harbor(made, tmp_path)
+    for file in (folder / "tests/hidden").rglob("*.py"):
+        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    grader = read_task(folder).grader
+    assert isinstance(grader, TestGrader)
+    assert dict(grader.files) == dict(made.hidden_tests)
+    assert grader.runner is TestRunner.FUNCTIONS
+
+
 def test_named_tests_that_no_hidden_file_has_are_malformed(tmp_path: Path) -> None:
     folder = to_harbor(make_task("train", 7), tmp_path)
     edit(folder, "pass_to_pass = [", 'pass_to_pass = ["nowhere.py::test_x", ')

@@ -21,7 +21,10 @@ from swe_eval.generate.mutate import (
     source_with,
 )
 
-__all__ = ["Bug", "Place", "find_places"]
+__all__ = ["BYTE_ORDER_MARK", "Bug", "Place", "find_places"]
+
+BYTE_ORDER_MARK = "\ufeff"
+"""What a source may begin with; the parser takes it in bytes, but not in text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +75,8 @@ class _Part:
 
 def _parts(source: str) -> Iterator[_Part]:
     """The statements at top level that hold functions or classes."""
+    mark = BYTE_ORDER_MARK if source.startswith(BYTE_ORDER_MARK) else ""
+    source = source.removeprefix(mark)
     # As the parser counts lines; `splitlines` also ends them at form feeds and the like.
     lines = [line + "\n" for line in source.split("\n")]
     lines[-1] = lines[-1][:-1]
@@ -84,7 +89,7 @@ def _parts(source: str) -> Iterator[_Part]:
         assert node.end_lineno is not None
         text = "".join(lines[first : node.end_lineno])
         yield _Part(
-            before="".join(lines[:first]),
+            before=mark + "".join(lines[:first]),
             text=text,
             after="".join(lines[node.end_lineno :]),
             first_line=first + 1,

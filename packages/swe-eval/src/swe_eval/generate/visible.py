@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection
 
+from swe_eval.generate.places import BYTE_ORDER_MARK
+
 __all__ = ["without_tests"]
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -22,6 +24,8 @@ def without_tests(source: str, tests: Collection[str]) -> str | None:
         None where the whole file has to be held back: a test is not defined in it as a function
         (it is inherited or made by a call), is used by what would be left, or nothing would be.
     """
+    mark = BYTE_ORDER_MARK if source.startswith(BYTE_ORDER_MARK) else ""
+    source = source.removeprefix(mark)
     names = {tuple(test.partition("[")[0].split("::")) for test in tests}
     try:
         tree = ast.parse(source)
@@ -41,7 +45,7 @@ def without_tests(source: str, tests: Collection[str]) -> str | None:
     used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     if used & {name[-1] for name in names} or not _has_tests(tree):
         return None
-    return text
+    return mark + text
 
 
 def _find(body: list[ast.stmt], name: tuple[str, ...]) -> list[_Definition]:

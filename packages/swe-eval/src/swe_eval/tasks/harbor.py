@@ -218,7 +218,8 @@ def _text_of(task: str, path: str, file: TreeFile | None) -> str:
     if file is None:
         raise MalformedTaskError(task=task, file=path, expected="a file", found="nothing")
     try:
-        return file.content.decode("utf-8")
+        # Without a byte order mark, which a parser of text doesn't take.
+        return file.content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise MalformedTaskError(
             task=task, file=path, expected="UTF-8 text", found=f"an invalid byte at {error.start}"
