@@ -73,6 +73,13 @@ def test_copies_of_the_sources_are_left_out(folder: Path) -> None:
     add(folder / "tools/mine/lib/sums.py")
     add(folder / "tools/mine/pyvenv.cfg")
     assert set(read_repository(folder).files) == KEPT
+    # Of a project below the top, too, and what editors and patches leave.
+    add(folder / "python/pyproject.toml")
+    add(folder / "python/build/lib/shop/sums.py")
+    for name in ("sums.py.orig", "sums.py~", ".sums.py.swp", "sums.py.rej"):
+        add(folder / "shop" / name)
+    assert set(read_repository(folder).files) == KEPT | {"python/pyproject.toml"}
+    shutil.rmtree(folder / "python")
     # A package of such a name is a source.
     add(folder / "build/__init__.py")
     add(folder / "shop/env/x.py")
@@ -103,14 +110,6 @@ def test_tasks_that_were_made_are_left_out(folder: Path, tmp_path: Path, archive
 def add(file: Path, text: str = "x") -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text)
-
-
-def test_lines_that_another_file_repeats_are_found(folder: Path) -> None:
-    assert not read_repository(folder).repeats("shop/sums.py", 1, 2)
-    add(folder / "docs/sums.rst", "  def add(a, b):\r\n      return a + b  \r\n")
-    assert read_repository(folder).repeats("shop/sums.py", 1, 2)
-    add(folder / "docs/sums.rst", "def add(a, b):\n    return a + bee\n")
-    assert not read_repository(folder).repeats("shop/sums.py", 1, 2)
 
 
 def test_bugs_go_where_grading_keeps_a_repair(folder: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sandbox_client import SandboxClient
@@ -18,10 +18,11 @@ from swe_eval.generate.places import Place, find_places
 from swe_eval.generate.plan import Candidate, Known, in_turn
 from swe_eval.generate.repository_task import SuiteSetting
 from swe_eval.making.box import MEMORY_BYTES, MIB, SuiteSandbox
+from swe_eval.making.copies import Span, find_copies, find_copies_of_tests
 from swe_eval.making.options import MakeOptions, Summary
 from swe_eval.making.pipeline import Pipeline, Tell
 from swe_eval.making.source_tree import SourceTree
-from swe_eval.making.suite import run_baseline
+from swe_eval.making.suite import Baseline, run_baseline
 from swe_eval.making.words import ChatWriter
 from swe_eval.tasks.harbor import find_tasks
 
@@ -93,6 +94,13 @@ async def make_tasks(
             f"{tree.name}: {len(baseline.required)} tests pass in {baseline.cpu_s:.1f} s, "
             f"{len(candidates)} bugs possible"
         )
+        shown, shown_tests = await asyncio.to_thread(_find_copies, tree, baseline)
+        if shown:
+            (path, span), at = min(shown.items())
+            tell(
+                f"{tree.name}: {len(shown)} functions with no bug, for they stand elsewhere too: "
+                f"{path}:{span[0]} in {at}"
+            )
         pipeline = Pipeline(
             tree=tree,
             out=out,
@@ -101,6 +109,8 @@ async def make_tasks(
             baseline=baseline,
             candidates=candidates,
             known=known,
+            shown=shown.keys(),
+            shown_tests=shown_tests,
             writer=writer,
             tell=tell,
         )
@@ -126,6 +136,16 @@ def _find_places(tree: SourceTree, options: MakeOptions) -> dict[str, list[Place
             "--exclude and --kinds"
         )
     return found
+
+
+def _find_copies(
+    tree: SourceTree, baseline: Baseline
+) -> tuple[Mapping[tuple[str, Span], str], frozenset[str]]:
+    reached = {path: list(spans) for path, spans in baseline.reached.items()}
+    return (
+        find_copies(tree.contents, tree.texts, reached),
+        find_copies_of_tests(tree.contents, tree.texts, baseline.required),
+    )
 
 
 def _span(place: Place) -> tuple[int, int]:

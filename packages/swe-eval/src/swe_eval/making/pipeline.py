@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from swe_eval.generate.plan import (
 from swe_eval.generate.repository_task import RepositoryTask, SuiteSetting, repository_files
 from swe_eval.generate.task import unified_patch
 from swe_eval.making.box import SuiteSandbox
+from swe_eval.making.copies import Span
 from swe_eval.making.options import MakeOptions, Summary
 from swe_eval.making.source_tree import SourceTree
 from swe_eval.making.suite import Baseline, Examined, examine
@@ -69,6 +70,10 @@ class Pipeline:
     baseline: Baseline
     candidates: Sequence[Candidate]
     known: Mapping[str, Known]
+    shown: Collection[tuple[str, Span]]
+    """Functions that stand elsewhere, too, by file and lines."""
+    shown_tests: Collection[str]
+    """Tests of which the same is true."""
     writer: ChatWriter | None
     tell: Tell
     _next: int = 0
@@ -132,7 +137,7 @@ class Pipeline:
             self._next += 1
             if self._selection.is_capped(candidate):
                 continue  # and will be when its turn comes
-            if self.tree.repeats(candidate.path, *candidate.span):
+            if (candidate.path, candidate.span) in self.shown:
                 self._seen[n].set_result(_Seen(dropped=Outcome.SHOWN))
                 continue
             bug = candidate.place.make()
@@ -181,7 +186,8 @@ class Pipeline:
             selection.drop(trial.outcome)
             return None
         task = self._task(candidate, seen, seen.bug, trial)
-        if candidate.path in {at.partition("::")[0] for at in task.defined.values()}:
+        beside = candidate.path in {at.partition("::")[0] for at in task.defined.values()}
+        if beside or not set(trial.fail_to_pass).isdisjoint(self.shown_tests):
             selection.drop(Outcome.SHOWN)
             return None
         if not selection.keep(candidate, task.behaviour):
@@ -243,8 +249,7 @@ class Pipeline:
         return lines
 
     def _files(self, task: RepositoryTask) -> dict[str, bytes]:
-        plain = {path: file.content for path, file in self.tree.files.items()}
-        return repository_files(task, plain, self.tree.texts, self.setting)
+        return repository_files(task, self.tree.contents, self.tree.texts, self.setting)
 
     def _write(self, task: RepositoryTask) -> None:
         programs = {

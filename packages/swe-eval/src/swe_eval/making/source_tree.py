@@ -49,7 +49,10 @@ _LEFT_OUT = frozenset(
     }
 )
 _BUILT = frozenset({"build", "dist", "env", "htmlcov"})
-"""At the top, where they are no packages: copies of the sources, and of what they look like."""
+"""At the top and beside a project's file, where they are no packages: copies of the sources."""
+_PROJECT_FILES = frozenset({"pyproject.toml", "setup.cfg", "setup.py"})
+_LEFT_OVER = (".pyc", ".pyo", ".orig", ".rej", ".swp", "~")
+"""Compiled sources, and what editors and patches leave of them."""
 _ARCHIVES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _UNREADABLE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError)
 _MAX_LINKS = 40
@@ -71,9 +74,14 @@ class SourceTree:
     def environment_tree(self) -> EnvironmentTree:
         """The files as a sandbox takes them."""
         return EnvironmentTree(
-            files={path: file.content for path, file in self.files.items()},
+            files=self.contents,
             executable=frozenset(path for path, file in self.files.items() if file.executable),
         )
+
+    @cached_property
+    def contents(self) -> Mapping[str, bytes]:
+        """The bytes of all files."""
+        return {path: file.content for path, file in self.files.items()}
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
@@ -86,17 +94,6 @@ class SourceTree:
                 except UnicodeDecodeError:
                     continue
         return found
-
-    def repeats(self, path: str, first_line: int, last_line: int) -> bool:
-        """Whether a file other than `path` has these lines of it, indented as it may be."""
-        lines = self.texts[path].split("\n")[first_line - 1 : last_line]
-        part = _unindented("\n".join(lines))
-        return any(part in text for other, text in self._unindented.items() if other != path)
-
-    @cached_property
-    def _unindented(self) -> Mapping[str, str]:
-        files = self.files.items()
-        return {path: _unindented(file.content.decode("utf-8", "replace")) for path, file in files}
 
     def sources(self, include: Collection[str], exclude: Collection[str]) -> list[str]:
         """Files where bugs may go: those whose repair grading would not drop as one of tests."""
@@ -114,10 +111,6 @@ def matches(path: str, globs: Collection[str]) -> bool:
     """Whether a path, or a folder above it, matches one of the globs; `*` matches slashes too."""
     above = [path, *(parent.as_posix() for parent in PurePosixPath(path).parents)]
     return any(fnmatchcase(part, glob.rstrip("/")) for glob in globs for part in above)
-
-
-def _unindented(text: str) -> str:
-    return "\n".join(["", *(line.strip() for line in text.split("\n")), ""])
 
 
 def read_repository(path: Path, name: str = "", out: Path | None = None) -> SourceTree:
@@ -163,18 +156,22 @@ def read_repository(path: Path, name: str = "", out: Path | None = None) -> Sour
 
 
 def is_left_out(path: str) -> bool:
-    """Whether a file is version control's, a cache's, an environment's or was built."""
+    """Whether a file is version control's, a cache's, an environment's, left over, or was built."""
     parts = path.split("/")
     return (
         not _LEFT_OUT.isdisjoint(parts)
-        or path.endswith((".pyc", ".pyo"))
+        or path.endswith(_LEFT_OVER)
         or any(part.endswith(".egg-info") for part in parts)
     )
 
 
 def _without_copies(files: Mapping[str, TreeFile]) -> dict[str, TreeFile]:
     """Without environments, what was built, and tasks made of this or another repository."""
-    dropped = {name for name in _BUILT if f"{name}/__init__.py" not in files}
+    projects = {
+        path.rpartition("/")[0] for path in files if PurePosixPath(path).name in _PROJECT_FILES
+    }
+    built = (posixpath.join(folder, name) for folder in {"", *projects} for name in _BUILT)
+    dropped = {folder for folder in built if f"{folder}/__init__.py" not in files}
     for path, file in files.items():
         folder, _, name = path.rpartition("/")
         if folder and (name == "pyvenv.cfg" or (name == "task.toml" and _is_ours(file.content))):
