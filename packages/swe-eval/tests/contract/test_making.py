@@ -13,6 +13,7 @@ from sandbox_client import SandboxClient
 from service_kit.channel import ChannelConfig
 from swe_eval import Grader, GradingConfig, ServiceHost, Task, Verdict, read_task
 from swe_eval.errors import RepositoryError
+from swe_eval.making import suite
 from swe_eval.making.maker import MakeOptions, Summary, make_tasks
 from swe_eval.making.source_tree import read_repository
 from swe_eval.tasks.harbor import EnvironmentMode, HarborOptions, find_tasks
@@ -21,10 +22,12 @@ SHOP = "def f():\n    return 1 + 0\n"
 TREE = HarborOptions(environment=EnvironmentMode.TREE)
 KINDS = ("operator_change", "remove_assign")
 FILES = {
-    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n",
+    "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q -x'\n",
     "README.md": "# shop\n",
     "src/shop/__init__.py": "from shop.sums import add, drain, total\n",
-    "src/shop/sums.py": '''\
+    "witness.py": "here = True\n",
+    "tests/[old]/test_old.py": "import absent\n",
+    "src/shop/sums.py": '''\ufeff\
 def add(a, b):
     """Their sum."""
     return a + b
@@ -51,7 +54,12 @@ def never_broken(a):
 
 def never_called(a):
     return a + 1
+
+
+def shown_by_its_test(a):
+    return a + 3
 ''',
+    "docs/tests.txt": "def test_in_the_docs():\n    assert shown_by_its_test(1) == 4\n",
     "tests/base.py": """\
 from shop import drain
 
@@ -76,14 +84,15 @@ class TestCounted(Counted):
     "tests/conftest.py": (
         "import pytest\n\n\n@pytest.fixture\ndef items():\n    return [1, 2, 4]\n"
     ),
-    "tests/test_sums.py": """\
+    "tests/test_sums.py": """\ufeff\
 import os
 import sys
 
 import pytest
+import witness
 
 from shop import add, drain, total
-from shop.sums import never_broken
+from shop.sums import never_broken, shown_by_its_test
 
 CLEAN = not os.path.exists("left behind")
 
@@ -115,6 +124,15 @@ def test_of_nothing():
 
 def test_never_broken():
     assert never_broken(1) == 3
+
+
+def test_in_the_docs():
+    assert shown_by_its_test(1) == 4
+
+
+def test_of_modes():
+    os.umask(0o777)
+    assert witness.here
 
 
 def test_that_fails():
@@ -212,7 +230,8 @@ async def test_every_bug_is_noticed_within_time_and_where_a_test_reaches(made: M
     _, out, summary = made
     tasks = [graded(folder) for folder in find_tasks(out)]
     assert summary.kept == summary.new == len(tasks) >= 7
-    assert summary.outcomes["shown"] == 2  # of a function that is in the docs, too
+    # Of a function that is in the docs, too, and of one whose test is.
+    assert summary.outcomes["shown"] == 4
     assert summary.outcomes["timeout"] >= 1  # `items.pop()` taken out
     assert sum(summary.outcomes.values()) == summary.tried == summary.candidates
     assert {task.columns["function"] for task in tasks} == {"add", "total", "drain"}
@@ -342,6 +361,13 @@ async def test_a_task_folder_that_tells_not_what_it_is_is_named(
         (
             {
                 "shop.py": SHOP,
+                "test_a.py": "import pytest\n\npytest.skip(allow_module_level=True)\n",
+            },
+            "finds no test that it can run: 1 skipped",
+        ),
+        (
+            {
+                "shop.py": SHOP,
                 "test_a.py": "def test_a():\n    while True:\n        pass\n",
             },
             "take longer than 1 s",
@@ -367,6 +393,7 @@ async def test_a_task_folder_that_tells_not_what_it_is_is_named(
         "failing",
         "missing package",
         "plug-in's options",
+        "skipped",
         "endless",
         "waiting",
         "not reached",
@@ -380,3 +407,14 @@ async def test_a_repository_that_gives_nothing_is_refused_with_the_reason(
     repository = write(tmp_path / "shop", files)
     with pytest.raises(RepositoryError, match=words):
         await make(client, repository, tmp_path / "out", timeout_s=timeout_s)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_more_tests_than_a_task_may_have_are_refused_before_any_task_is_made(
+    client: SandboxClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "MAX_TESTS", 1)
+    tests = "from shop import f\n\n\ndef test_a():\n    assert f() == 1\n\n\ntest_b = test_a\n"
+    repository = write(tmp_path / "shop", {"shop.py": SHOP, "test_a.py": tests})
+    with pytest.raises(RepositoryError, match="2 tests of shop pass; a task has at most 1"):
+        await make(client, repository, tmp_path / "out")

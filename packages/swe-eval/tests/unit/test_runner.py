@@ -48,6 +48,16 @@ async def test_a_broken_repository_fails_exactly_the_tests_that_notice(
     assert statuses(seen) == {"test_add": TestStatus.FAILED, "test_double": TestStatus.PASSED}
 
 
+@pytest.mark.parametrize("options", ["-x", "--maxfail=1"])
+async def test_all_tests_are_run_where_the_repository_stops_at_the_first_failure(
+    folder_host: Any, make_shop: MakeShop, options: str
+) -> None:
+    task = make_shop(runner=TestRunner.PYTEST)
+    settings = {"pytest.ini": f"[pytest]\naddopts = {options}\n"}
+    seen = await observe(folder_host, task, FIXED.replace("+", "-"), **settings)
+    assert statuses(seen) == {"test_add": TestStatus.FAILED, "test_double": TestStatus.PASSED}
+
+
 @pytest.mark.parametrize("runner", RUNNERS)
 async def test_every_way_for_a_test_to_end_has_its_status(
     folder_host: Any, make_shop: MakeShop, runner: TestRunner

@@ -13,11 +13,14 @@ from swe_eval.generate.repository_task import WORKDIR
 from swe_eval.grading.prepare import is_protected
 from swe_eval.making.box import MEMORY_BYTES, MIB, SPARE_S, Job, SuiteSandbox
 from swe_eval.making.source_tree import SourceTree, matches
+from swe_eval.tasks.task import MAX_TESTS
 
 __all__ = ["Baseline", "Examined", "examine", "run_baseline"]
 
 FILE_BYTES = 64 * MIB
 _WALL_FACTOR = 4.0
+_NO_TESTS = 5
+"""Exit code of pytest."""
 _OUTSIDE = ("/tmp", "/var/tmp", "/dev/shm", "~")  # noqa: S108 -- inside the sandbox
 """Where tests leave things beside the repository's folder; a sandbox shuts them out elsewhere."""
 
@@ -103,6 +106,11 @@ async def run_baseline(
         raise RepositoryError(
             f"no test of {tree.name} passes ({_counted(left_out)}): {_last_line(in_order)}"
         )
+    if len(required) > MAX_TESTS:
+        raise RepositoryError(
+            f"{len(required)} tests of {tree.name} pass; a task has at most {MAX_TESTS}: --exclude "
+            "files of tests"
+        )
     cpu_s = max(in_order["cpu_s"], reverse["cpu_s"])
     if cpu_s > timeout_s / 2:
         raise RepositoryError(
@@ -142,6 +150,11 @@ def _finished(results: Sequence[Mapping[str, Any]], n: int, timeout_s: float) ->
             f"the tests take longer than {timeout_s:.0f} s; raise --test-timeout, or --exclude the "
             "slow ones"
         )
+    if found.get("exit_code") == _NO_TESTS:
+        raise RepositoryError(
+            f"pytest finds no test that it can run: {_last_line(found)}; expected functions "
+            "`test_*` in test_*.py or *_test.py, not all of them skipped"
+        )
     raise RepositoryError(
         "pytest can't run the tests as they are "
         f"(here and in grading it runs without plug-ins): {_last_line(found)}; mend that "
@@ -163,8 +176,8 @@ def _is_test(path: str) -> bool:
 
 
 def _test_path(path: str) -> str:
-    # Arguments of pytest: neither an option nor an id.
-    return "" if path.startswith("-") or "::" in path else path
+    # Arguments of pytest: neither an option, nor a file of arguments, nor an id.
+    return "" if path.startswith(("-", "@")) or "::" in path or "[" in path else path
 
 
 def _steady(
