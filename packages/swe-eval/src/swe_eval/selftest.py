@@ -4,14 +4,19 @@ The decision is `core.selftest.decide`'s; here are the gradings, as many tasks a
 takes, the repetition of what infrastructure did wrong, and the file that it all goes into.
 """
 
+from __future__ import annotations
+
 import asyncio
 import itertools
+import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 
 from service_kit.errors import Reason, ServiceError
 
-from swe_eval.core.selftest import Decision, Fault, Run, decide, undecided
+from swe_eval.core.selftest import Fault, Outcome, Run, decide, undecided
 from swe_eval.core.verdict import GradeReason, Verdict
 from swe_eval.grading.faults import FAULT_CAUSE_KEY, GRADE_REASON_KEY, STAGE_KEY
 from swe_eval.grading.run import Grade, Grader
@@ -20,6 +25,8 @@ from swe_eval.tasks.selftest_file import Record, SelfTestFile
 from swe_eval.tasks.task import Task
 
 __all__ = ["FaultedError", "SelfTest", "untested"]
+
+logger = logging.getLogger(__name__)
 
 # The service's answer would be the same.
 _HOPELESS = {Reason.FAILED_PRECONDITION, Reason.INVALID_ARGUMENT, Reason.UNAUTHENTICATED}
@@ -48,6 +55,14 @@ class FaultedError(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Tested:
+    task: Task
+    record: Record
+    for_want_of_time: bool
+    """Whether it would be quarantined, and a run was cut short by the clock."""
 
 
 class SelfTest:
@@ -82,49 +97,74 @@ class SelfTest:
     async def run(self, tasks: Iterable[Task]) -> AsyncIterator[Record]:
         """Records in the order in which they come; each is in the file by then.
 
+        Of a task that would be quarantined and ran out of time beside others nothing is known:
+        they took its time. It is tested again at the end, alone.
+
         Raises:
             OSError: the file can't be written.
         """
+        late: list[Task] = []
+        for again in (False, True):
+            todo, at_once = (late, 1) if again else (tasks, self._grader.limiter.limit)
+            async with aclosing(self._each(todo, at_once)) as found:
+                async for tested in found:
+                    if tested.for_want_of_time and not again:
+                        late.append(tested.task)
+                        continue
+                    self._file.add(tested.record)
+                    yield tested.record
+            if late and not again:
+                logger.warning(
+                    "%d tasks ran out of time beside others; each is tested again, alone", len(late)
+                )
+
+    async def _each(self, tasks: Iterable[Task], at_once: int) -> AsyncGenerator[_Tested]:
         waiting = iter(tasks)
-        running: set[asyncio.Task[Record]] = set()
+        running: set[asyncio.Task[_Tested]] = set()
+        crowded: set[asyncio.Task[_Tested]] = set()
         try:
             while True:
-                for task in itertools.islice(waiting, self._grader.limiter.limit - len(running)):
+                for task in itertools.islice(waiting, at_once - len(running)):
                     running.add(asyncio.create_task(self._test(task)))
                 if not running:
                     return
+                if len(running) > 1:
+                    crowded |= running
                 done, running = await asyncio.wait(running, return_when="FIRST_COMPLETED")
                 for one in done:
-                    record = one.result()
-                    self._file.add(record)
-                    yield record
+                    tested = one.result()
+                    yield tested if one in crowded else replace(tested, for_want_of_time=False)
+                crowded -= done
         finally:
             for one in running:
                 one.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _test(self, task: Task) -> Record:
+    async def _test(self, task: Task) -> _Tested:
         began = self._clock()
+        gold: list[Run] = []
+        empty: list[Run] = []
         try:
-            decision = await self._decide(task)
+            if task.reference is not None:
+                await self._run(task, gold, empty)
+            decision = decide(gold, empty)
         except FaultedError as error:
             decision = undecided(error.fault)
-        return Record(
+        record = Record(
             task_id=task.task_id,
             digest=task_digest(task),
             repeat=self._repeat,
             decision=decision,
             wall_s=self._clock() - began,
         )
+        overdue = any(run.reason is GradeReason.TIMEOUT for run in (*gold, *empty))
+        bad = decision.outcome is Outcome.QUARANTINED
+        return _Tested(task=task, record=record, for_want_of_time=bad and overdue)
 
-    async def _decide(self, task: Task) -> Decision:
-        if task.reference is None:
-            return decide([], [])
-        gold, empty = [], []
+    async def _run(self, task: Task, gold: list[Run], empty: list[Run]) -> None:
         for number in range(self._repeat):
             gold.append(await self._grade(task, self._grader.grade_reference, f"gold-{number}"))
             empty.append(await self._grade(task, self._grader.grade_untouched, f"empty-{number}"))
-        return decide(gold, empty)
 
     async def _grade(self, task: Task, grade: Callable[..., Awaitable[Grade]], name: str) -> Run:
         for number in range(1, self._tries + 1):

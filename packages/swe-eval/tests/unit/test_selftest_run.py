@@ -141,6 +141,23 @@ async def test_a_reference_that_its_own_limits_stop_is_a_flaw_of_the_task(
     assert [finding.flaw for finding in record.decision.findings] == [Flaw.GOLD_EXCEEDS_LIMITS]
 
 
+async def test_what_ran_out_of_time_beside_others_is_tested_again_alone(
+    file: SelfTestFile, task: Task
+) -> None:
+    graders = Graders(at_once=2)
+    metadata = {FAULT_CAUSE_KEY: "TASK", GRADE_REASON_KEY: "timeout"}
+    slow = FailedPrecondition("too slow", metadata=metadata)
+    # Both times, of both tasks; and of one of them alone, too.
+    graders.script["gold"] = [slow, slow, slow, slow, SOLVED, SOLVED, slow, slow]
+    tasks = [replace(task, task_id=f"shop-{number}") for number in range(2)]
+    records = await found(graders, file, *tasks)
+    outcomes = [record.decision.outcome for record in records]
+    assert outcomes == [Outcome.KEPT, Outcome.QUARANTINED]
+    assert file.records == {record.task_id: record for record in records}
+    alone = [attempt.partition("/")[0] for attempt in graders.attempts[8:]]
+    assert alone == [records[0].task_id] * 4 + [records[1].task_id] * 4
+
+
 async def test_no_more_tasks_are_tested_at_once_than_the_grader_takes(
     file: SelfTestFile, task: Task
 ) -> None:
