@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+
+import aiohttp
 
 from swe_eval.generate.failure import chat_messages, leaks
 
@@ -19,8 +18,9 @@ logger = logging.getLogger(__name__)
 _MAX_CHARACTERS = 4000
 _ANSWER_BYTES = 1024 * 1024
 _MAX_TOKENS = 600
+_FAILURES = (aiohttp.ClientError, OSError)
 
-Post = Callable[[str, bytes, dict[str, str], float], bytes]
+Post = Callable[[str, bytes, dict[str, str], float], Awaitable[bytes]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ class ChatWriter:
             "max_tokens": _MAX_TOKENS,
         }
         try:
-            text = await asyncio.to_thread(self._ask, json.dumps(body).encode())
-        except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            text = await self._ask(json.dumps(body).encode())
+        except (*_FAILURES, ValueError, KeyError, IndexError, TypeError) as error:
             logger.warning("the endpoint worded no issue, the template stands: %r", error)
             return report
         if not text or len(text) > _MAX_CHARACTERS:
@@ -72,17 +72,24 @@ class ChatWriter:
             return report
         return text
 
-    def _ask(self, body: bytes) -> str:
+    async def _ask(self, body: bytes) -> str:
         headers = {"Content-Type": "application/json"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         url = self.url.rstrip("/") + "/chat/completions"
-        answer = json.loads((self.post or _post)(url, body, headers, self.timeout_s))
+        answer = json.loads(await (self.post or _post)(url, body, headers, self.timeout_s))
         return str(answer["choices"][0]["message"]["content"]).strip()
 
 
-def _post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
-    request = urllib.request.Request(url, data=body, headers=headers)  # noqa: S310 -- as configured
-    with urllib.request.urlopen(request, timeout=timeout_s) as response:  # noqa: S310
-        data: bytes = response.read(_ANSWER_BYTES)
-        return data
+async def _post(url: str, body: bytes, headers: dict[str, str], timeout_s: float) -> bytes:
+    limit = aiohttp.ClientTimeout(total=timeout_s)
+    async with (
+        aiohttp.ClientSession(timeout=limit, trust_env=True) as session,
+        session.post(url, data=body, headers=headers, raise_for_status=True) as response,
+    ):
+        data = bytearray()
+        async for part in response.content.iter_any():
+            data += part
+            if len(data) > _ANSWER_BYTES:
+                raise ValueError(f"an answer of more than {_ANSWER_BYTES} bytes")
+        return bytes(data)
