@@ -19,6 +19,7 @@ from service_kit.errors import Reason, ServiceError
 from swe_eval.core.selftest import Fault, Outcome, Run, decide, undecided
 from swe_eval.core.verdict import GradeReason, Verdict
 from swe_eval.grading.faults import FAULT_CAUSE_KEY, GRADE_REASON_KEY, STAGE_KEY
+from swe_eval.grading.identity import judge_digest
 from swe_eval.grading.run import Grade, Grader
 from swe_eval.tasks.digest import task_digest
 from swe_eval.tasks.selftest_file import Record, SelfTestFile
@@ -41,7 +42,7 @@ def untested(
     todo: list[Task] = []
     known: list[Record] = []
     for task in tasks:
-        record = file.known(task.task_id, task_digest(task), repeat)
+        record = file.known(task.task_id, task_digest(task), repeat, judge_digest())
         if record is None:
             todo.append(task)
         else:
@@ -156,6 +157,7 @@ class SelfTest:
             repeat=self._repeat,
             decision=decision,
             wall_s=self._clock() - began,
+            judge=judge_digest(),
         )
         overdue = any(run.reason is GradeReason.TIMEOUT for run in (*gold, *empty))
         bad = decision.outcome is Outcome.QUARANTINED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,9 @@ def test_a_task_is_kept_only_if_nothing_speaks_against_it_in_whatever_order(
 
 
 def record(name: str, decision: Decision, *, digest: str = "d", repeat: int = 2) -> Record:
-    return Record(task_id=name, digest=digest, repeat=repeat, decision=decision, wall_s=1.5)
+    return Record(
+        task_id=name, digest=digest, repeat=repeat, decision=decision, wall_s=1.5, judge="j"
+    )
 
 
 KEPT = Decision(outcome=Outcome.KEPT)
@@ -152,16 +155,33 @@ def test_records_are_read_as_they_were_written_and_the_last_one_counts(tmp_path:
     assert read_records(path) == {"a": record("a", KEPT), "b": record("b", FLAKY)}
 
 
-def test_known_is_the_same_task_tested_as_often_and_without_a_fault(tmp_path: Path) -> None:
+def test_known_is_the_same_task_by_the_same_judge_as_often_and_without_a_fault(
+    tmp_path: Path,
+) -> None:
     file = SelfTestFile(tmp_path / "f")
     for name, decision in (("good", KEPT), ("bad", FLAKY), ("fault", FAULTED)):
         file.add(record(name, decision))
-    assert file.known("good", "d", 2) == record("good", KEPT)
-    assert file.known("bad", "d", 1) == record("bad", FLAKY)
-    assert file.known("good", "d", 3) is None
-    assert file.known("good", "another", 2) is None
-    assert file.known("fault", "d", 2) is None
-    assert file.known("absent", "d", 2) is None
+    assert file.known("good", "d", 2, "j") == record("good", KEPT)
+    assert file.known("bad", "d", 1, "j") == record("bad", FLAKY)
+    assert file.known("good", "d", 3, "j") is None
+    assert file.known("good", "another", 2, "j") is None
+    assert file.known("good", "d", 2, "another") is None
+    assert file.known("fault", "d", 2, "j") is None
+    assert file.known("absent", "d", 2, "j") is None
+    file.close()
+
+
+def test_a_record_from_before_judges_were_told_apart_is_read_and_tested_anew(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "f"
+    file = SelfTestFile(path)
+    file.add(record("a", FLAKY))
+    file.close()
+    path.write_text(path.read_text().replace('"judge":"j",', ""))
+    assert read_records(path) == {"a": replace(record("a", FLAKY), judge="")}
+    file = SelfTestFile(path)
+    assert file.known("a", "d", 2, "j") is None
     file.close()
 
 

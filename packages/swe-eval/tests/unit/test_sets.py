@@ -10,6 +10,7 @@ from swe_eval.core.decontaminate import TaskFacts, defined_functions, overlaps
 from swe_eval.core.selftest import Decision, Finding, Flaw, Outcome
 from swe_eval.errors import TaskSetError
 from swe_eval.generate import make_task, to_harbor
+from swe_eval.grading.identity import judge_digest
 from swe_eval.tasks.digest import task_digest
 from swe_eval.tasks.selftest_file import Record, SelfTestFile
 from swe_eval.tasks.sets import Catalog, GeneratedSet, ReadSet, TaskSet, open_task_sets
@@ -257,7 +258,9 @@ def test_nothing_is_compared_without_an_evaluation_set_and_unknown_names_are_ref
 # -- quarantine
 
 
-def quarantined(path: Path, *found: tuple[Task, str], outcome: Outcome | None = None) -> None:
+def quarantined(
+    path: Path, *found: tuple[Task, str], outcome: Outcome | None = None, judge: str = ""
+) -> None:
     """A self-test's file in which these tasks, by these digests, are quarantined."""
     file = SelfTestFile(path)
     for task, digest in found:
@@ -265,7 +268,10 @@ def quarantined(path: Path, *found: tuple[Task, str], outcome: Outcome | None = 
             outcome=outcome or Outcome.QUARANTINED,
             findings=(Finding(flaw=Flaw.FLAKY, detail="flipped"),),
         )
-        file.add(Record(task_id=task.task_id, digest=digest, repeat=2, decision=decision))
+        made_by = judge or judge_digest()
+        file.add(
+            Record(task_id=task.task_id, digest=digest, repeat=2, decision=decision, judge=made_by)
+        )
     file.close()
 
 
@@ -315,6 +321,21 @@ def test_a_task_that_has_changed_since_is_served_and_reported(
     quarantined(tmp_path / "selftest.jsonl", (first, "another"))
     assert len(open_sets(harbor_set)) == 3
     assert f"{first.task_id} or its limits have changed" in caplog.text
+
+
+def test_what_another_grader_quarantined_stays_out_and_is_reported(
+    tmp_path: Path, harbor_set: HarborSetConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    tasks = open_sets(harbor_set, quarantine=None)
+    first = tasks.find(tasks.refs(0, 1)[0].task_id)
+    assert first is not None
+    quarantined(tmp_path / "selftest.jsonl", (first, task_digest(first)), judge="another")
+    assert len(open_sets(harbor_set)) == 2
+    assert "1 of these were quarantined by another version of the grader" in caplog.text
+    caplog.clear()
+    quarantined(tmp_path / "selftest.jsonl", (first, task_digest(first)))
+    assert len(open_sets(harbor_set)) == 2
+    assert "another version" not in caplog.text
 
 
 @pytest.mark.parametrize("outcome", [Outcome.KEPT, Outcome.FAULT])

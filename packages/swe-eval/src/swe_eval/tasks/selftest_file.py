@@ -32,6 +32,8 @@ class Record:
         repeat: How often the reference, and no change, were graded.
         decision: What came of it.
         wall_s: How long that took.
+        judge: Digest of the code that decided (`grading.identity.judge_digest`); empty in files
+            that are older than it.
     """
 
     task_id: str
@@ -39,6 +41,7 @@ class Record:
     repeat: int
     decision: Decision
     wall_s: float = 0.0
+    judge: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a line of the file."""
@@ -46,6 +49,7 @@ class Record:
         return {
             "task_id": self.task_id,
             "digest": self.digest,
+            "judge": self.judge,
             "repeat": self.repeat,
             "outcome": decision.outcome.value,
             "findings": [asdict(finding) for finding in decision.findings],
@@ -71,6 +75,7 @@ class Record:
             repeat=int(line["repeat"]),
             decision=decision,
             wall_s=float(line["wall_s"]),
+            judge=str(line.get("judge", "")),
         )
 
 
@@ -132,10 +137,15 @@ class SelfTestFile:
             self.close()
             raise
 
-    def known(self, task_id: str, digest: str, repeat: int) -> Record | None:
-        """The record of the very same task, tested at least so often; never one of a fault."""
+    def known(self, task_id: str, digest: str, repeat: int, judge: str) -> Record | None:
+        """The record of the very same task by the same code, tested at least so often.
+
+        Never one of a fault.
+        """
         record = self.records.get(task_id)
-        if record is None or record.digest != digest or record.repeat < repeat:
+        if record is None or record.repeat < repeat:
+            return None
+        if (record.digest, record.judge) != (digest, judge):
             return None
         return None if record.decision.outcome is Outcome.FAULT else record
 

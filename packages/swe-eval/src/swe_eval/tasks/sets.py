@@ -19,6 +19,7 @@ from swe_eval.core.decontaminate import TaskFacts, contamination
 from swe_eval.core.selftest import Outcome
 from swe_eval.errors import MalformedTaskError, TaskSetError
 from swe_eval.generate import make_task
+from swe_eval.grading.identity import judge_digest
 from swe_eval.tasks.digest import task_digest
 from swe_eval.tasks.generated import from_generated
 from swe_eval.tasks.selftest_file import read_records
@@ -285,6 +286,7 @@ def leave_out_quarantined(task_set: TaskSet, path: Path) -> None:
     except TaskSetError as error:
         raise TaskSetError(f"task set {task_set.name!r}, quarantine: {error}") from error
     bad: dict[str, str] = {}
+    older = 0
     for task_id, record in records.items():
         task = task_set.find(task_id)
         if task is None or record.decision.outcome is not Outcome.QUARANTINED:
@@ -298,8 +300,17 @@ def leave_out_quarantined(task_set: TaskSet, path: Path) -> None:
                 path,
             )
             continue
+        older += record.judge != judge_digest()
         bad[task_id] = "; ".join(map(str, record.decision.findings))
         logger.warning("task set %s leaves out %s: %s", task_set.name, task_id, bad[task_id])
+    if older:
+        logger.warning(
+            "task set %s: %d of these were quarantined by another version of the grader; a "
+            "self-test with %s tests them again",
+            task_set.name,
+            older,
+            path,
+        )
     if len(bad) == len(task_set):
         raise TaskSetError(f"task set {task_set.name!r}: {path} quarantines every task of it")
     task_set.leave_out(bad)
