@@ -63,6 +63,8 @@ def shown_by_its_test(a):
     "tests/base.py": """\
 from shop import drain
 
+SUMS = []
+
 
 class Counted:
     def test_inherited(self):
@@ -97,7 +99,10 @@ from shop.sums import never_broken, shown_by_its_test
 CLEAN = not os.path.exists("left behind")
 
 
-@pytest.mark.parametrize("a, b, c", [(1, 2, 3), (5, 5, 10)])
+SUMS = [(1, 2, 3), (5, 5, 10)]
+
+
+@pytest.mark.parametrize("a, b, c", SUMS)
 def test_add(a, b, c):
     assert add(a, b) == c
 
@@ -262,6 +267,8 @@ async def test_the_agent_sees_the_bug_and_not_the_tests_that_notice_it(made: Mad
         for test in task.grader.fail_to_pass:  # type: ignore[union-attr]
             name = test.rpartition("::")[2].partition("[")[0]
             assert f"def {name}(" not in files["tests/test_sums.py"]
+            # The other file that has one of its own does not import this.
+            assert ("SUMS" in files["tests/test_sums.py"]) == (task.columns["function"] != "add")
         assert task.environment.env == {"PYTHONPATH": "/app/src"}
         if task.columns["function"] == "drain":
             assert "tests/test_inherits.py" not in files

@@ -70,3 +70,46 @@ def test_a_class_that_is_left_empty_stays_valid() -> None:
 )
 def test_else_the_whole_file_is_held_back(source: str, tests: list[str]) -> None:
     assert without_tests(source, tests) is None
+
+
+TABLES = """\
+import pytest
+
+MORE: list[int] = [23]
+CASES = [
+    (1, 2),
+    *MORE,
+]
+SHARED = {"a": 31}
+GROWN = [41]
+GROWN += [42]
+LISTED = [51]
+LISTED.append(52)
+ONE = [61]; TWO = [62]
+
+
+@pytest.mark.parametrize("case", [*CASES, *SHARED, *GROWN, *LISTED, *ONE])
+def test_cases(case):
+    assert case
+
+
+def test_shared():
+    assert SHARED
+"""
+
+
+def test_a_table_goes_with_the_last_test_that_uses_it_and_so_do_those_it_is_made_of() -> None:
+    left = without_tests(TABLES, ["test_cases[1]"])
+    assert left is not None
+    assert all(gone not in left for gone in ("MORE", "CASES", "23", "(1, 2)"))
+    # What another test uses, or another statement changes, stays.
+    for kept in ('SHARED = {"a": 31}', "GROWN = [41]", "LISTED = [51]", "TWO = [62]"):
+        assert kept in left
+    assert without_tests(TABLES, ["test_shared", "test_cases"]) is None
+
+
+def test_a_table_that_another_file_may_use_stays() -> None:
+    left = without_tests(TABLES, ["test_cases"], lambda name: name == "CASES")
+    assert left is not None
+    assert "*MORE" in left
+    assert "MORE: list[int] = [23]" in left

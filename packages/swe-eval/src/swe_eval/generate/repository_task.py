@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import PurePosixPath
 
 from swe_eval.generate.visible import without_tests
 
@@ -100,7 +102,7 @@ def repository_files(
     Args:
         task: The task.
         files: The repository without the bug.
-        tests: The text of the files that hold required tests.
+        tests: The text of the Python files, those at least that hold required tests.
         setting: What its tests need.
     """
     required = (*task.fail_to_pass, *task.pass_to_pass)
@@ -112,7 +114,7 @@ def repository_files(
         path, _, name = test.partition("::")
         failing[path].append(name)
     for path, names in sorted(failing.items()):
-        left = without_tests(tests[path], names)
+        left = without_tests(tests[path], names, partial(_is_in_another, tests, path))
         if left is None:
             del seen[path]
         else:
@@ -131,6 +133,13 @@ def repository_files(
         **{f"environment/repo/{path}": content for path, content in seen.items()},
         **{f"tests/hidden/{path}": tests[path].encode() for path in sorted(hidden)},
     }
+
+
+def _is_in_another(texts: Mapping[str, str], path: str, name: str) -> bool:
+    """Whether another file names both this one and a name of it, as one that imports it does."""
+    module = PurePosixPath(path).stem
+    others = (text for other, text in texts.items() if other != path)
+    return any(name in text and module in text for text in others)
 
 
 def _dockerfile(setting: SuiteSetting) -> str:
