@@ -550,6 +550,21 @@ async def test_a_harbor_script_decides_by_its_reward(
     assert (found.verdict, found.reason) == (verdict, reason), found
 
 
+@pytest.mark.parametrize(
+    "said", ["test.sh: 5: pytest: not found", "/usr/bin/python: No module named pytest"]
+)
+async def test_a_script_without_its_pytest_is_a_fault_of_the_sandbox(
+    harbor_host: Any, make_shop: MakeShop, said: str
+) -> None:
+    script = f"echo '{said}' >&2; echo 0 > /logs/verifier/reward.txt"
+    with pytest.raises(FailedPrecondition, match="can't be started"):
+        await grade(harbor_host, scripted(make_shop, script), to(FIXED))
+    # Where the untouched repository starts its tests it was the change that said so.
+    script = f"grep -q 'a + b' shop.py && echo '{said}'; echo 0 > /logs/verifier/reward.txt"
+    found = await grade(harbor_host, scripted(make_shop, script), to(FIXED))
+    assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.REWARD_BELOW_ONE)
+
+
 async def test_a_script_without_a_reward_is_unsolved_when_the_solution_earns_one(
     harbor_host: Any, make_shop: MakeShop
 ) -> None:

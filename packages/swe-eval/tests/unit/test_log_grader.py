@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from service_kit.errors import FailedPrecondition
 from swe_eval.config import GradingConfig
 from swe_eval.core.verdict import GradeReason, Verdict
+from swe_eval.grading.faults import FAULT_CAUSE_KEY
 from swe_eval.grading.log_run import named_in_command
 from swe_eval.grading.run import Grade, Grader
 from swe_eval.tasks.task import LogGrader, Task
@@ -85,6 +87,21 @@ async def test_ending_the_process_after_printing_a_success_is_not_solved(
     lie = "print('test_add (checks.T.test_add) ... ok'); import os; os._exit(0)"
     found = await grade(folder_host, task, to(lie))
     assert (found.verdict, found.reason) == (Verdict.UNSOLVED, GradeReason.TESTS_ABORTED)
+
+
+async def test_a_sandbox_without_the_scripts_pytest_is_a_fault_that_no_change_can_feign(
+    folder_host: Any, task: Task
+) -> None:
+    assert isinstance(task.grader, LogGrader)
+    missing = f"{sys.executable} -c 'raise ImportError(\"No module named pytest\")'"
+    script = task.grader.script.replace(f"{sys.executable} -m unittest -v checks", missing)
+    broken = dataclasses.replace(task, grader=dataclasses.replace(task.grader, script=script))
+    with pytest.raises(FailedPrecondition, match="can't be started") as raised:
+        await grade(folder_host, broken, to("return a + b"))
+    assert raised.value.metadata[FAULT_CAUSE_KEY] == "SANDBOX"
+    lie = to("print('No module named pytest'); import os; os._exit(1)")
+    found = await grade(folder_host, task, lie)
+    assert found.verdict is Verdict.UNSOLVED
 
 
 async def test_changes_to_the_scripts_files_are_dropped(folder_host: Any, task: Task) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from service_kit.errors import Reason, ServiceError
 
-from swe_eval.core.verdict import Judgement, RunEnd, judge, judge_reward
+from swe_eval.core.verdict import Judgement, RunEnd, TestStatus, Verdict, judge, judge_reward
 from swe_eval.grading.controls import Control, make_control, make_line_control
 from swe_eval.grading.host import CommandResult, SandboxHost
 from swe_eval.grading.job import (
@@ -40,6 +41,10 @@ _LOGGED_SCRIPT = "eval.sh"
 _READ_S = 30.0
 # $0 is the script.
 _RUN_SCRIPT = 'mkdir -p /logs/verifier /logs/agent /logs/artifacts && exec "$0"'
+_NO_RUNNER = re.compile(
+    r"No module named '?pytest\b|\b(pytest|python3?): (command )?not found|"
+    r"'?(pytest|python3?)'?: No such file"
+)
 _READ_REWARD = "cd /logs/verifier && { cat reward.json 2>/dev/null || cat reward.txt; }"
 
 
@@ -179,7 +184,12 @@ class Trial:
         judgement, detail = await asyncio.to_thread(
             judge_log, log, parser=grader.parser, required=tests, nonce=nonce, end=_end_of(result)
         )
-        return Observation(judgement=judgement, detail=detail, log_tail=log[-self.log_bytes :])
+        return Observation(
+            judgement=judgement,
+            detail=detail,
+            log_tail=log[-self.log_bytes :],
+            unstarted=_lacks_runner(judgement, log),
+        )
 
     async def _read(self, sandbox_id: str, path: str) -> str:
         """A file's text, in parts that fit into a command's bounded output."""
@@ -216,10 +226,12 @@ class Trial:
         end = _end_of(result)
         reward = await self._reward(sandbox_id) if end is RunEnd.FINISHED else None
         log = (result.stdout + result.stderr)[-self.log_bytes :].decode("utf-8", "replace")
+        judgement = judge_reward(reward, end=end)
         return Observation(
-            judgement=judge_reward(reward, end=end),
+            judgement=judgement,
             detail=f"test.sh ended with exit code {result.exit_code}, reward {reward}",
             log_tail=log,
+            unstarted=_lacks_runner(judgement, log),
         )
 
     async def _reward(self, sandbox_id: str) -> float | None:
@@ -251,6 +263,14 @@ class Trial:
             timeout_s=wall_s,
             max_output_bytes=2 * self.log_bytes,
         )
+
+
+def _lacks_runner(seen: Judgement, log: str) -> bool:
+    """Whether nothing passed, and a script says that it has nothing to run tests with."""
+    passed = seen.verdict is Verdict.SOLVED or any(
+        test.status is TestStatus.PASSED for test in seen.tests
+    )
+    return not passed and _NO_RUNNER.search(log) is not None
 
 
 def _altered(grader: Grader, control: Control) -> Grader:
