@@ -44,7 +44,7 @@ __all__ = [
     "try_sandbox",
 ]
 
-_FILES_A_SANDBOX = 6
+_FILES_A_SANDBOX = 8
 _FILES_A_COMMAND = 4
 _FILES_OF_THE_SERVICE = 128
 _TRIAL_TIMEOUT_S = 60.0

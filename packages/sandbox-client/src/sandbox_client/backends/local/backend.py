@@ -70,6 +70,7 @@ class LocalBackend:
         self._store, self._snapshots = open_stores(config, self._ids)
         self._lock: IO[bytes] | None = None
         self._cgroups = CgroupSetup(1, {})
+        self._host_cpus = os.cpu_count() or 1
         self._python = host.base_python(config.local.python)
         self._shim: Path | None = None
         self._launcher: Path | None = None
@@ -191,7 +192,7 @@ class LocalBackend:
         self, server: ForkServerProcess, sandbox_id: str, spec: SandboxSpec, layers: Layers
     ) -> LocalSandbox:
         limits, workdir, digest = spec.limits, spec.environment.workdir, layers.environment
-        cpus = limits.cpus if limits.cpus < (os.cpu_count() or 1) else 0.0
+        cpus = limits.cpus if limits.cpus < self._host_cpus else 0.0
         try:
             cgroup = self._cgroups.acquire(CgroupLimits(limits.memory_bytes, limits.pids, cpus))
         except OSError as error:

@@ -22,7 +22,7 @@ _ROOT = Path("/sys/fs/cgroup")
 _CONTROLLERS = ("memory", "pids", "cpu")
 _CPU_PERIOD_US = 100_000
 # Making and removing cgroups costs more than all else of a sandbox's start, so some are kept.
-_MAX_IDLE = 64
+_MAX_IDLE = 512
 _CLEAN_BYTES = 4 * 1024 * 1024
 # Not every kernel is built with these.
 _OPTIONAL = frozenset(
@@ -48,6 +48,8 @@ class SandboxCgroup:
     folders: dict[str, Path]
     joins: list[int] = field(default_factory=list)
     """Open files through which a process moves itself in by writing "0"."""
+    oom_fd: int | None = None
+    """What counts those killed for memory, where it is kept open: it is read after each command."""
     _oom_seen: int = 0
 
     def new_oom_kills(self) -> int:
@@ -58,15 +60,28 @@ class SandboxCgroup:
 
     def oom_kills(self) -> int:
         """How many processes were ever killed for memory."""
-        folder = self.folders.get("memory")
-        if folder is None:
+        file = self._oom_file()
+        if file is None:
             return 0
-        name = "memory.events" if self.version == 2 else "memory.oom_control"
-        for line in _read(folder / name).splitlines():
+        text = _read(file) if self.oom_fd is None else os.pread(self.oom_fd, 4096, 0).decode()
+        for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":
                 return int(value)
         return 0
+
+    def _oom_file(self) -> Path | None:
+        folder = self.folders.get("memory")
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        return folder / name if folder is not None else None
+
+    def keep_open(self) -> None:
+        """Opens what is used often; `remove` closes it."""
+        for folder in dict.fromkeys(self.folders.values()):
+            self.joins.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        file = self._oom_file()
+        if file is not None:
+            self.oom_fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
     def is_clean(self) -> bool:
         """Whether nothing of the last sandbox is left but a little cache."""
@@ -78,9 +93,10 @@ class SandboxCgroup:
 
     def remove(self) -> bool:
         """Removes the folders; False if a process was still in one."""
-        for fd in self.joins:
-            os.close(fd)
-        self.joins = []
+        for fd in (*self.joins, self.oom_fd):
+            if fd is not None:
+                os.close(fd)
+        self.joins, self.oom_fd = [], None
         done = True
         for folder in dict.fromkeys(self.folders.values()):
             try:
@@ -123,8 +139,7 @@ class CgroupSetup:
             for controller, folder in wanted.items():
                 for file, value in _settings(self.version, controller, limits):
                     _write(folder / file, value)
-            for folder in dict.fromkeys(wanted.values()):
-                group.joins.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+            group.keep_open()
         except OSError:
             group.remove()
             raise
