@@ -101,6 +101,20 @@ async def test_its_limits_and_priority_are_not_a_commands_to_change(
     assert (await sandbox.run(command)).stdout == before.stdout
 
 
+async def test_what_runs_keeps_its_result_when_a_command_has_changed_them(
+    sandbox: Sandbox,
+) -> None:
+    waits = "import sys; sys.stdin.read(1); sys.exit(7)"
+    steps = (
+        "mkfifo go; exec 3<>go",
+        f'(python -c "{waits}" <go 3<&-; echo $? >code) & running=$!',
+        "/opt/python/bin/python3 bind.py 3<&-; python bounds.py 3<&-; echo >&3; wait $running",
+    )
+    await sandbox.run("python -c pass")
+    await sandbox.run("; ".join(steps))
+    assert await sandbox.read("code") == b"7\n"
+
+
 async def test_it_does_not_hold_the_last_place_for_a_process(client: SandboxClient) -> None:
     async with await client.create(TREE, limits=SandboxLimits(pids=12)) as full:
         await full.run("for at in $(seq 20); do sleep 60 & done 2>/dev/null")

@@ -6,6 +6,8 @@ import importlib.resources
 from collections.abc import Iterator
 from importlib.resources.abc import Traversable
 
+__all__ = ["judge_digest"]
+
 _JUDGES = ("grading", "core/verdict.py", "core/selftest.py")
 
 

@@ -60,10 +60,11 @@ class SandboxCgroup:
 
     def oom_kills(self) -> int:
         """How many processes were ever killed for memory."""
-        file = self._oom_file()
-        if file is None:
-            return 0
-        text = _read(file) if self.oom_fd is None else os.pread(self.oom_fd, 4096, 0).decode()
+        if self.oom_fd is not None:
+            text = os.pread(self.oom_fd, 4096, 0).decode()
+        else:
+            file = self._oom_file()
+            text = _read(file) if file is not None else ""
         for line in text.splitlines():
             key, _, value = line.partition(" ")
             if key == "oom_kill":

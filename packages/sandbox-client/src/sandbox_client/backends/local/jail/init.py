@@ -7,19 +7,18 @@ commands. If the service's end of its channel closes, it exits, and the kernel e
 """
 
 import os
-import select
-import signal
 import socket
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sandbox_client.backends.local.jail import wire
-from sandbox_client.backends.local.jail.forking import Forking, kill, leave
+from sandbox_client.backends.local.jail.forking import Forking, kill
+from sandbox_client.backends.local.jail.loop import ProgramLoop
 from sandbox_client.backends.local.jail.messages import Exec
 from sandbox_client.backends.local.jail.processes import in_killing_order, processes, tree_of
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
-from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS, Shims
+from sandbox_client.backends.local.jail.shims import SHIM_PYTHONS
 
 __all__ = ["Init", "PythonRun"]
 
@@ -39,68 +38,23 @@ class _Running:
     cpu_s: float = 0.0
 
 
-class Init:
-    """The loop of a sandbox's first process.
-
-    `serve` returns only in a forked child that is to run a Python program.
-    """
+class Init(ProgramLoop):
+    """The loop of a sandbox's first process, until the service goes away."""
 
     def __init__(self, channel: socket.socket, python_path: str, oom_fd: int) -> None:
-        self._channel = channel
+        super().__init__(channel, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._python_path = python_path
         self._forking = Forking(oom_fd)
         self._running: dict[int, _Running] = {}
         self._background: set[tuple[int, int]] = set()
-        self._poll = select.poll()
-        self._shims = Shims(self._poll, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def listen(self) -> None:
         """Takes the address of the Python stand-in, before any command can."""
         self._shims.listen()
 
-    def rehearse_once(self) -> PythonRun | None:
-        """Takes one command and sees it to its end; see `rehearsal`."""
-        run = self._from_service()
-        if run is None:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            self._reap()
-        return run
-
-    def close(self) -> None:
-        """Lets go of everything, after a rehearsal."""
-        self._channel.close()
-        self._shims.close()
-        for fd in self._wake:
-            os.close(fd)
-
-    def serve(self) -> PythonRun:
-        """Works until the service goes away, then ends the process."""
-        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
-        for fd in (self._channel.fileno(), self._wake[0]):
-            self._poll.register(fd, select.POLLIN)
-        try:
-            while True:
-                for fd, _ in self._poll.poll():
-                    run = self._handle(fd)
-                    if run is not None:
-                        return run
-        except (BrokenPipeError, ConnectionError):
-            os._exit(0)
-
-    def _handle(self, fd: int) -> PythonRun | None:
-        if fd == self._channel.fileno():
-            return self._from_service()
-        if fd == self._wake[0]:
-            os.read(fd, 4096)
-            self._reap()
-        elif fd in self._shims:
-            return self._from_shim(fd)
-        return None
-
     # -- commands of the service
 
-    def _from_service(self) -> PythonRun | None:
+    def _from_channel(self) -> PythonRun | None:
         received = wire.receive(self._channel, max_fds=3)
         if received is None:
             os._exit(0)
@@ -169,11 +123,6 @@ class Init:
         running.root = pid
         self._running[running.number] = running
         return None
-
-    def _leave(self, fds: list[int]) -> None:
-        self._channel.detach()
-        self._shims.detach()
-        leave(fds)
 
     def _report(self, running: _Running, status: int) -> None:
         wall_us = int((time.monotonic() - running.started) * 1e6)

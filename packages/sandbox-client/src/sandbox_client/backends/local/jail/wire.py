@@ -48,7 +48,7 @@ class Reader:
 
     def __init__(self, raw: bytes) -> None:
         if raw[-1:] != b"\0":
-            raise ValueError(f"a packet of {len(raw)} bytes is not a message")
+            raise ValueError("a packet that is cut off or has no end is not a message")
         self._fields = os.fsdecode(raw[:-1]).split("\0")
         self._at = 0
 
@@ -113,7 +113,7 @@ def receive(channel: socket.socket, *, max_fds: int = 0) -> tuple[Reader, list[i
     if not raw:
         return None
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-        raw = b"cut off"
+        raw = b""
     try:
         return Reader(raw), fds
     except ValueError:

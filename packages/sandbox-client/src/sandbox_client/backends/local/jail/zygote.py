@@ -7,74 +7,32 @@ any other, but that its memory is closed to the commands. Each program is a fork
 
 import os
 import resource
-import select
-import signal
 import socket
 from contextlib import suppress
 
 from sandbox_client.backends.local.jail import wire
-from sandbox_client.backends.local.jail.forking import Forking, leave
+from sandbox_client.backends.local.jail.forking import Forking
+from sandbox_client.backends.local.jail.loop import ProgramLoop
 from sandbox_client.backends.local.jail.python_args import PythonRun, parse_python
-from sandbox_client.backends.local.jail.shims import Shims
 
 __all__ = ["Zygote"]
 
 _LIMITS = sorted({getattr(resource, n) for n in dir(resource) if n.startswith("RLIMIT_")})
 
 
-class Zygote:
-    """Its loop. `serve` returns only in a forked child that is to run a Python program."""
+class Zygote(ProgramLoop):
+    """Its loop, until the first process goes away."""
 
     def __init__(self, channel: socket.socket, listener: socket.socket, oom_fd: int) -> None:
-        self._channel = channel
+        super().__init__(channel, listener)
         self._forking = Forking(oom_fd)
-        self._poll = select.poll()
-        self._shims = Shims(self._poll, listener)
-        self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._bounds = _bounds()
 
-    def serve(self) -> PythonRun:
-        """Works until the first process goes away, then ends the process."""
-        signal.set_wakeup_fd(self._wake[1], warn_on_full_buffer=False)
+    def _begin(self) -> None:
         self._shims.attach()
-        for fd in (self._channel.fileno(), self._wake[0]):
-            self._poll.register(fd, select.POLLIN)
-        try:
-            wire.send(self._channel, "ready", os.getpid())
-            while True:
-                for fd, _ in self._poll.poll():
-                    run = self._handle(fd)
-                    if run is not None:
-                        return run
-        except (BrokenPipeError, ConnectionError):
-            os._exit(0)
+        wire.send(self._channel, "ready", os.getpid())
 
-    def rehearse_once(self) -> PythonRun | None:
-        """Takes one program and sees it to its end; see `rehearsal`."""
-        run = self._from_first_process()
-        if run is None:
-            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            self._reap()
-        return run
-
-    def close(self) -> None:
-        """Lets go of everything, after a rehearsal."""
-        self._channel.close()
-        self._shims.close()
-        for fd in self._wake:
-            os.close(fd)
-
-    def _handle(self, fd: int) -> PythonRun | None:
-        if fd == self._channel.fileno():
-            return self._from_first_process()
-        if fd == self._wake[0]:
-            os.read(fd, 4096)
-            self._reap()
-        elif fd in self._shims:
-            return self._from_shim(fd)
-        return None
-
-    def _from_first_process(self) -> PythonRun | None:
+    def _from_channel(self) -> PythonRun | None:
         received = wire.receive(self._channel, max_fds=3)
         if received is None:
             os._exit(0)
@@ -120,21 +78,16 @@ class Zygote:
             wire.send(self._channel, kind, whose, os.getpid())
 
     def _fork(self) -> int:
-        """Forks; -1 where the sandbox has no room for another process."""
-        if _bounds() != self._bounds:
-            # A command may change them, but not for the programs of later ones.
-            os._exit(0)
+        """Forks; -1 where that must not or cannot be."""
         try:
-            return self._forking.fork()
+            # A command may change its bounds, but not for the programs of later ones.
+            if _bounds() == self._bounds:
+                return self._forking.fork()
         except OSError:
-            if not _has_children():
-                os._exit(0)  # leaves its own place to others
-            return -1
-
-    def _leave(self, fds: list[int]) -> None:
-        self._channel.detach()
-        self._shims.detach()
-        leave(fds)
+            pass  # the sandbox has no room for another process
+        if not _has_children():
+            os._exit(0)  # leaves its place to another interpreter, or to other processes
+        return -1
 
     def _reap(self) -> None:
         while True:

@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "commands.h"
+#include "descriptors.h"
 #include "init.h"
 #include "walls.h"
 #include "wire.h"
@@ -54,21 +55,6 @@ static int events_fd;
 _Noreturn static void die(const char *what) {
     fprintf(stderr, "the launcher cannot %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-static void close_from(int from, int to) {
-    if (to >= from && syscall(SYS_close_range, from, to, 0) != 0)
-        for (int fd = from; fd <= to && fd < 1 << 20; fd++) close(fd);
-}
-
-/* Closes everything but the standard streams and these, which are in ascending order. */
-static void close_all_but(const int *kept, int count) {
-    int from = 3;
-    for (int at = 0; at < count; at++) {
-        close_from(from, kept[at] - 1);
-        from = kept[at] + 1;
-    }
-    close_from(from, 0x7fffffff);
 }
 
 static void watch(int fd, void *what) {
@@ -117,10 +103,6 @@ static int join_cgroups(struct packet *packet) {
     return 0;
 }
 
-static int by_number(const void *one, const void *other) {
-    return *(const int *)one - *(const int *)other;
-}
-
 _Noreturn static void become_sandbox(int launcher, struct packet *packet, int isolated) {
     int channel = packet->fds[0], mounted[3];
     struct fields fields = fields_of(packet);
@@ -148,7 +130,6 @@ _Noreturn static void become_sandbox(int launcher, struct packet *packet, int is
     begin("ready");
     if (send_message(channel, NULL, 0, 0) != 0) _exit(0);
     int listener = kept[3];
-    qsort(kept, 4, sizeof *kept, by_number);
     close_all_but(kept, 4);
     serve_sandbox(&settings, channel, launcher, listener);
 }
