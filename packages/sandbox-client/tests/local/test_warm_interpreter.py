@@ -119,7 +119,12 @@ async def test_it_does_not_hold_the_last_place_for_a_process(client: SandboxClie
     async with await client.create(TREE, limits=SandboxLimits(pids=12)) as full:
         await full.run("for at in $(seq 20); do sleep 60 & done 2>/dev/null")
         await full.run("python -c pass")
-        assert (await full.run("echo there")).stdout == "there\n"
+        # It leaves by itself, but the host frees its place a moment later.
+        for _ in range(100):
+            if (seen := await full.run("echo there")).exit_code == 0:
+                break
+            await asyncio.sleep(0.02)
+        assert seen.stdout == "there\n"
 
 
 async def test_a_program_whose_interpreter_is_killed_ends_with_its_own_result(
